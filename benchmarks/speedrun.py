@@ -98,7 +98,7 @@ class PairTrack:
     """The accuracy on minimal pairs that little text and little time give.
 
     Attributes:
-        suite: the folder of minimal pairs, such as BLiMP's data; see `suite_files`.
+        suite: the folder of minimal pairs, such as BLiMP's data; see `read_suite`.
         words: of the training text that are read, from its beginning.
         vocabulary: tokens of the WordPiece vocabulary, learned from these words.
         limit: the longest run.

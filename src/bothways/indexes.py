@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.prediction.search.index import Index, Mode
     from bothways.prediction.search.mining import MiningReport
-    from bothways.prediction.search.stored_vectors import Stored
+    from bothways.prediction.search.ranking import Stored
     from bothways.tasks.sentence_embedding.examples import VectorExample
 
 
@@ -84,7 +84,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.search.change import change_index
     from bothways.prediction.search.index import RECORD, Index, IndexRecord, open_embedder
-    from bothways.prediction.search.stored_vectors import Stored
+    from bothways.prediction.search.ranking import Stored
 
     if stored is not None:
         require_choice(Stored, "stored", stored)

@@ -174,9 +174,8 @@ def predict(  # noqa: PLR0913 – one option per question
         ['given', 'label', 'probabilities']
     """
     from bothways.data.tables import given_rows
-    from bothways.prediction.bulk.folder import SUFFIXES
     from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
-    from bothways.prediction.bulk.run import predict_files, predict_rows
+    from bothways.prediction.bulk.run import SUFFIXES, predict_files, predict_rows
 
     _require_choices(precision, runtime)
     items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))

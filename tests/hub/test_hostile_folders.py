@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bothways.core.errors import BothwaysError, FolderError
-from bothways.hub.load_report import plan_loading
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import read_program_config
+from bothways.hub.weight_files import plan_loading
 from bothways.model.config import EncoderConfig
 from bothways.model.families.bert import BERT
 from bothways.model.heads import MaskedHead

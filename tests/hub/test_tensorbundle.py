@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 
 from bothways.core.errors import FolderError, ResourceError
-from bothways.hub.convert.tensorflow.bundle import open_bundle
+from bothways.hub.convert.tensorflow import open_bundle
 from bundle_writer import (
     MAGIC,
     Table,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.errors import FolderError
-from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
+from bothways.hub.convert.tensorflow import read_tensorflow
 from bothways.hub.model_folder import load_model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS

@@ -22,11 +22,10 @@ from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.core.progress import SILENT
 from bothways.indexes import read_texts
-from bothways.prediction.search import change, stored_vectors
-from bothways.prediction.search.bm25 import BM25, search_words
+from bothways.prediction.search import change, ranking
 from bothways.prediction.search.change import change_index
 from bothways.prediction.search.index import Hit, Index, IndexRecord
-from bothways.prediction.search.stored_vectors import StoredVectors
+from bothways.prediction.search.ranking import BM25, StoredVectors, search_words
 from heard_progress import Heard
 from toy_masked import make_masked
 
@@ -115,13 +114,13 @@ def test_codes_are_those_of_torch_and_of_sentence_transformers() -> None:
     from sentence_transformers.util.quantization import quantize_embeddings
 
     vectors = embed([f"text {n}" for n in range(200)])
-    bf16 = stored_vectors.compress(vectors, "bf16", 0.0)
+    bf16 = ranking.compress(vectors, "bf16", 0.0)
     assert np.array_equal(bf16, torch.from_numpy(vectors).bfloat16().view(torch.uint16).numpy())
-    bits = stored_vectors.signs(vectors)
+    bits = ranking.signs(vectors)
     reference = quantize_embeddings(vectors, "ubinary")
     assert np.array_equal(bits.T.copy().view(np.uint8)[:, : reference.shape[1]], reference)
-    scale = stored_vectors.choose_scale(vectors)
-    codes = stored_vectors.compress(vectors, "int8", scale)
+    scale = ranking.choose_scale(vectors)
+    codes = ranking.compress(vectors, "int8", scale)
     assert np.abs(StoredVectors([codes], WIDTH, scale)[:] - vectors).max() <= scale / 2 * 1.001
     assert np.abs(codes).max() <= 127
 
@@ -129,9 +128,9 @@ def test_codes_are_those_of_torch_and_of_sentence_transformers() -> None:
 def test_signs_are_counted_without_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
     words = np.random.default_rng(0).integers(0, 2**63, 50, np.uint64)
     counts = [int(word).bit_count() for word in words]
-    assert stored_vectors._count_bits(words).tolist() == counts
+    assert ranking._count_bits(words).tolist() == counts
     monkeypatch.delattr(np, "bitwise_count", raising=False)
-    assert stored_vectors._count_bits(words).tolist() == counts
+    assert ranking._count_bits(words).tolist() == counts
 
 
 def die_at(number: int) -> None:

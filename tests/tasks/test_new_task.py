@@ -19,7 +19,7 @@ from bothways.model.parameters import parameter_table
 from bothways.model.positions import Learned
 from bothways.prediction.analysis.analyses import ClassAnalysis
 from bothways.prediction.analysis.report import analyse, analysis_of
-from bothways.prediction.bulk.worker import part_content
+from bothways.prediction.bulk.parts import part_content
 from bothways.prediction.engine import evaluate_task
 from bothways.prediction.predictor import Predictor
 from bothways.serving.shapes import PREDICTIONS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bothways.prediction.bulk.worker import part_content
+from bothways.prediction.bulk.parts import part_content
 from bothways.tasks import predictions
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.schemas import arrow_fields, arrow_type, json_schema, prediction_type

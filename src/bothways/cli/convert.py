@@ -59,7 +59,7 @@ def convert(
     if is_model and not (any(source.glob("*.index")) or part):
         fix = "To change its vocabulary: --vocabulary FILE."
         raise FolderError("is a model folder already", where=source, fix=fix)
-    from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
+    from bothways.hub.convert.tensorflow import read_tensorflow
     from bothways.hub.model_card import Card
     from bothways.hub.model_folder import save_model
 

@@ -18,7 +18,7 @@ from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, quantity, say
 
 if TYPE_CHECKING:
-    from bothways.hub.load_report import LoadReport
+    from bothways.hub.weight_files import LoadReport
     from bothways.model.config import EncoderConfig
     from bothways.model.heads import Head
 

@@ -110,7 +110,7 @@ def _predict_parts(
     model: str, files: tuple[str, ...], out: Path, parts: PartOptions, settings: Mapping[str, Any]
 ) -> None:
     """Predict files into a file or a folder, and print the totals."""
-    from bothways.prediction.bulk.folder import is_file, parts_folder, rejects_file
+    from bothways.prediction.bulk.run import is_file, parts_folder, rejects_file
 
     options.say_kernels(settings["device"])
     is_one_file = is_file(out)

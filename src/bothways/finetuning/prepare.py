@@ -46,7 +46,7 @@ from bothways.model.heads import Head, LabelHead, TagHead
 from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
-from bothways.prediction.static_model import open_static
+from bothways.prediction.session_model import open_static
 from bothways.tasks.base import TaskModel, examples_fingerprint
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask, continued
 from bothways.training.checkpoint import Best

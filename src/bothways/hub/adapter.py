@@ -63,7 +63,6 @@ class Adapter:
     """An adapter folder.
 
     Attributes:
-        folder: the folder.
         settings: the content of `adapter_config.json`.
         base: the local folder of the base model.
         weights: the tensors, by their names without PEFT's prefix.
@@ -102,18 +101,13 @@ class Adapter:
         return next((shapes[name][0] for name in names if name in shapes), None)
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of a module's change: α / r, or α / √r.
-
-        Raises:
-            FolderError: the file holds factors of another rank.
-        """
+        """Return the factor of a module's change, α / r or α / √r; FolderError for another rank."""
         config = self.settings
         expected = _by_pattern(config.get("rank_pattern"), module, config.get("r"))
         alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
         if rank != expected or isinstance(alpha, bool) or not isinstance(alpha, int | float):
-            message = (
-                f"gives {module} rank {expected!r:.20}, alpha {alpha!r:.20}; its rank is {rank}"
-            )
+            settings = f"rank {expected!r:.20}, alpha {alpha!r:.20}"
+            message = f"gives {module} {settings}; its rank is {rank}"
             raise FolderError(message, where=self.file, fix=AGAIN)
         return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
 
@@ -155,9 +149,7 @@ def read_adapter(folder: Path) -> Adapter | None:
     if unsupported:
         pairs = listed([f"{key} = {value!r:.60}" for key, value in unsupported.items()])
         raise FolderError(f"has settings that are not read: {pairs}", where=file, fix=_FIX)
-    fix = (
-        f"Set base_model_name_or_path in {ADAPTER} to the folder of the base model, or its Hub id."
-    )
+    fix = f"Set base_model_name_or_path in {ADAPTER} to the base model's folder or Hub id."
     base_name: Any = settings.get("base_model_name_or_path")
     if not isinstance(base_name, str) or not base_name:
         raise FolderError("names no base model", where=file, fix=fix)
@@ -251,8 +243,7 @@ def _change(
         message = f"changes {module} by a matrix of {list(shape)}"
         reason = "does not have it" if target is None else f"has {list(target)} there"
         message += f", and the base model {reason}"
-        fix = "Check base_model_name_or_path."
-        raise FolderError(message, where=adapter.weights.file, fix=fix)
+        raise FolderError(message, where=adapter.weights.file, fix="Check base_model_name_or_path.")
     scale = adapter.scale(module, rank)
 
     def change() -> Tensor:

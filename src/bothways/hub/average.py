@@ -20,14 +20,7 @@ from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, write_files, write_weights
-from bothways.hub.resolve import (
-    ADAPTER,
-    MODEL_FILES,
-    MODULES,
-    object_in,
-    resolve,
-    resolve_run,
-)
+from bothways.hub.resolve import ADAPTER, MODEL_FILES, MODULES, object_in, resolve, resolve_run
 from bothways.hub.weight_files import open_weights
 from bothways.model.families.weight_names import to_file_names
 from bothways.text.tokenizer import Tokenizer
@@ -115,9 +108,7 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor], list[float] | None]
             fix = "Save its model first: bothways.save_model of bothways.load_model(…)."
             raise FolderError(message, where=folder, fix=fix)
         if (folder.parent / MODULES).is_file() and not (folder / MODULES).is_file():
-            message = (
-                "is a part of a folder of sentence-transformers, whose other parts would be lost"
-            )
+            message = "is in a folder of sentence-transformers, whose other parts would be lost"
             fix = "Save that folder with a newer sentence-transformers first."
             raise FolderError(message, where=folder, fix=fix)
         return folder, open_weights(folder).read, _bases(folder)

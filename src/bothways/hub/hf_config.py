@@ -11,7 +11,7 @@ does not open it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -56,10 +56,8 @@ class HFConfig:
     """A `config.json`, as read or as to be written.
 
     Attributes:
-        raw: its settings.
         where: the file.
         model_type: the family, or `NATIVE`.
-        encoder: the encoder's configuration.
         keys: the family's weight names.
         architecture: the class that it names; None for a class that is unknown here.
         heads: the heads of a folder in our own format; None where the class determines them.
@@ -104,20 +102,14 @@ class HFConfig:
         }
 
     def labels(self) -> tuple[str, ...]:
-        """Return the names of a label or tag head's outputs, in order.
-
-        Raises:
-            FolderError: the settings are malformed, or `num_labels` and `id2label` disagree.
-        """
+        """Return the names of a label or tag head's outputs; FolderError if settings disagree."""
         names = self.raw.get("id2label")
         if names is not None and (
             not isinstance(names, dict)
             or set(names) != {str(at) for at in range(len(names))}
             or not all(isinstance(name, str | int | float) for name in names.values())
         ):
-            message = (
-                f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r:.80}"
-            )
+            message = f"id2label must name the outputs 0, 1, 2 … alone, not {names!r:.80}"
             raise FolderError(message, where=self.where)
         outputs = [h.count for h in self.heads or () if isinstance(h, LabelHead | TagHead)]
         default = len(names) if names is not None else max(outputs, default=0) or 2
@@ -130,20 +122,11 @@ class HFConfig:
         if names is None:
             return tuple(map(label_name, range(count)))
         if len(names) != count:
-            message = (
-                f"num_labels is {count}, but id2label names {quantity(len(names), 'output(s)')}"
-            )
+            outputs_named = quantity(len(names), "output(s)")
+            message = f"num_labels is {count}, but id2label names {outputs_named}"
             fix = "Remove num_labels, or name as many outputs as the head has."
             raise FolderError(message, where=self.where, fix=fix)
         return tuple(str(names[str(at)]) for at in range(count))
-
-    def with_names(self, names: Collection[str]) -> HFConfig:
-        """Return the same with what the names of the folder's tensors add to the configuration."""
-        family = family_named(self.model_type)
-        if family is None:
-            return self
-        encoder = family.seen(self.encoder, names)
-        return replace(self, encoder=encoder, keys=family.keys_for(encoder, names))
 
 
 def format_note(folder: Path | None) -> str:
@@ -174,14 +157,11 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
         if (folder / MODULES).is_file():
-            fix = (
-                "A folder of sentence-transformers without a Transformer has no encoder to train: "
-            )
+            fix = "A folder of sentence-transformers without a Transformer has no encoder: "
             fix += f"its vectors are computed with {argument(task='embed')}."
         if any(folder.glob("*.ckpt*.index")):
-            fix = "To convert a TensorFlow checkpoint: " + call(
-                "convert", str(folder), out="FOLDER"
-            )
+            command = call("convert", str(folder), out="FOLDER")
+            fix = f"To convert a TensorFlow checkpoint: {command}"
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
     raw = read_object(file, FolderError)
     if raw.get("model_type") == NATIVE:
@@ -235,15 +215,14 @@ def _read_adapted(adapter: Adapter) -> HFConfig:
 def open_model(folder: Path, custom: Iterable[Head] = ()) -> tuple[HFConfig, Weights]:
     """Return configuration and tensors of a model folder; an adapter with those of its base.
 
-    Args:
-        custom: heads from outside the library, which the file may name.
-
-    Raises:
-        FolderError: as `read_hf_config` and `open_weights`.
+    Arguments and errors as `read_hf_config` and `open_weights`.
     """
     config, adapter = read_hf_config(folder, custom), read_adapter(folder)
     weights = open_weights(folder if adapter is None else adapter.base)
-    config = config.with_names(weights.shapes)
+    if (family := family_named(config.model_type)) is not None:
+        # The names of tensors add to the configuration.
+        encoder = family.seen(config.encoder, weights.shapes)
+        config = replace(config, encoder=encoder, keys=family.keys_for(encoder, weights.shapes))
     if adapter is not None:
         heads = config.architecture.heads if config.architecture else ()
         weights = apply_adapter(weights, adapter, config.keys, heads)
@@ -251,11 +230,7 @@ def open_model(folder: Path, custom: Iterable[Head] = ()) -> tuple[HFConfig, Wei
 
 
 def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -> HFConfig:
-    """Return the settings of a family in our terms.
-
-    Raises:
-        FolderError: a setting has no counterpart here or is malformed.
-    """
+    """Return the settings of a family in our terms; FolderError for one without counterpart."""
     require_types(raw, location, architectures=list)
     encoder, unknown = family.config_rules.read_all(raw, str(location))
     # Dropouts of heads are known settings, though the encoder does not have them.
@@ -265,10 +240,8 @@ def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -
         for kind, (key, default) in family.dropouts.items()
     }
     unknown = {key: value for key, value in unknown.items() if key not in dropout_keys}
-    keys, architecture = (
-        family.keys_for(encoder),
-        family.architecture_named(map(str, raw.get("architectures") or [])),
-    )
+    architecture = family.architecture_named(map(str, raw.get("architectures") or []))
+    keys = family.keys_for(encoder)
     config = HFConfig(raw, location, family.model_type, encoder, keys, architecture)
     return replace(config, dropouts=dropouts, unknown=unknown)
 
@@ -299,11 +272,26 @@ def write_hf_config(
     """
     config, location = model.config, folder / "config.json"
     kept_settings = model.kept.get("config.json", {})
-    family = family_for(
-        config, None if tokenizer is None else tokenizer.kind, kept_settings.get("model_type")
-    )
+    kind = None if tokenizer is None else tokenizer.kind
+    family = family_for(config, kind, kept_settings.get("model_type"))
     architecture = None if family is None else family.architecture_with(model.heads)
-    outputs = _output_settings(model, labels, problem, location)
+    heads = (h for h in model.specification if isinstance(h, LabelHead | TagHead | ChoiceHead))
+    head = next(heads, None)
+    count = head.count if isinstance(head, LabelHead | TagHead) else 0
+    if problem == "single_label_classification" and count == 1:
+        message = "single-label classification needs two outputs or more, and the head has one"
+        fix = "Give the head two outputs, or set the problem to regression."
+        raise FolderError(message, where=location, fix=fix)
+    if labels and len(labels) != count:
+        counts = f"{quantity(len(labels), 'label(s)')} for {quantity(count, 'output(s)')}"
+        raise FolderError(f"{counts}: {listed(labels)}", where=location)
+    outputs: dict[str, Any] = {}
+    if count:
+        names = list(labels) or list(map(label_name, range(count)))
+        outputs["id2label"] = {str(at): name for at, name in enumerate(names)}
+        outputs["label2id"] = {name: at for at, name in enumerate(names)}
+    if head is not None and problem is not None:
+        outputs["problem_type"] = problem
     if family is None or architecture is None:
         raw = {
             "architectures": [_NATIVE_CLASS], "model_type": NATIVE, "dtype": "float32",
@@ -320,7 +308,6 @@ def write_hf_config(
         uses = ("bos", "eos", "cls", "sep")
         ids = {f"{use}_token_id": tokenizer.id(tokens[f"{use}_token"]) for use in uses}
     # A head's own dropout as settings of `config.json`, and of `bothways.json`.
-    head = _head_with_dropout(model)
     key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
     dropouts, record = dict[str, Any](), dict[str, Any]()
     if head is not None and not (head.dropout is None and default is None):
@@ -335,35 +322,6 @@ def write_hf_config(
     head_settings = {"architectures": [architecture.name], **outputs, **dropouts}
     written = HFConfig(raw, location, family.model_type, config, keys, architecture)
     return replace(written, record=record, outputs=head_settings)
-
-
-def _head_with_dropout(model: Model) -> LabelHead | TagHead | ChoiceHead | None:
-    heads = (h for h in model.specification if isinstance(h, LabelHead | TagHead | ChoiceHead))
-    return next(heads, None)
-
-
-def _output_settings(
-    model: Model, labels: Sequence[str], problem: Problem | None, location: Path
-) -> dict[str, Any]:
-    """Return the names of a head's outputs and the problem that they solve, as settings."""
-    head = _head_with_dropout(model)
-    count = head.count if isinstance(head, LabelHead | TagHead) else 0
-    if problem == "single_label_classification" and count == 1:
-        message = "single-label classification needs two outputs or more, and the head has one"
-        fix = "Give the head two outputs, or set the problem to regression."
-        raise FolderError(message, where=location, fix=fix)
-    if labels and len(labels) != count:
-        message = f"{quantity(len(labels), 'label(s)')} for {quantity(count, 'output(s)')}"
-        message += f": {listed(labels)}"
-        raise FolderError(message, where=location)
-    settings: dict[str, Any] = {}
-    if count:
-        names = list(labels) or list(map(label_name, range(count)))
-        settings["id2label"] = {str(at): name for at, name in enumerate(names)}
-        settings["label2id"] = {name: at for at, name in enumerate(names)}
-    if head is not None and problem is not None:
-        settings["problem_type"] = problem
-    return settings
 
 
 NATIVE = "bothways"
@@ -391,7 +349,6 @@ class NativeConfig:
     """The content of the key.
 
     Attributes:
-        encoder: the encoder's configuration.
         heads: the heads of the folder, at most one of each kind.
     """
 
@@ -409,9 +366,6 @@ def read_native(
     raw: Mapping[str, Any], file: Path, custom: Iterable[Head] = ()
 ) -> tuple[EncoderConfig, tuple[Head, ...]]:
     """Return the encoder and the heads that a `config.json` in our own format describes.
-
-    Args:
-        custom: heads from outside the library, which the file may name.
 
     Raises:
         FolderError: a key or value is missing, unknown or malformed; it has the dotted path.

@@ -11,9 +11,11 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
+import importlib
 import json
 import logging
 import math
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,12 +26,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bothways._version import __version__
-from bothways.core.errors import ConfigError, FolderError
+from bothways.core.config.values import checked
+from bothways.core.errors import ConfigError, FolderError, installed
 from bothways.core.files import local_path, read_utf8, replace_folder
 from bothways.core.terminal import listed
 from bothways.hub import hf_config
 from bothways.hub.adapter import CONFIG, TrainedAdapter, read_adapter
-from bothways.hub.load_report import LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import (
     ADAPTER,
@@ -38,13 +40,22 @@ from bothways.hub.resolve import (
     MODULES,
     PICKLE_FILES,
     PROGRAM,
+    is_model_folder,
     modules_folder,
     object_in,
     require_types,
     resolve,
     resolve_run,
 )
-from bothways.hub.weight_files import AGAIN, Weights, read_exact, unread_files
+from bothways.hub.weight_files import (
+    AGAIN,
+    LoadReport,
+    Weights,
+    head_of,
+    plan_loading,
+    read_exact,
+    unread_files,
+)
 from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, Shape, to_file_names
@@ -63,6 +74,9 @@ UNTRAINED = "untrained"
 that the class of transformers has and the model that was saved had not."""
 
 
+_FILES = (*MODEL_FILES, *PICKLE_FILES, "README.md")
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model folder in memory.
@@ -78,6 +92,7 @@ class LoadedModel:
         faults: why heads were dropped: what the file lacks of them, by kind.
         untrained: kinds of heads that the file holds with random values, since nothing read them.
         tokenizer_folder: the folder of the tokenizer, if it is another one, as for an adapter.
+        read_tokenizer: the tokenizer, if it is not one of an encoder.
     """
 
     model: Model
@@ -89,6 +104,7 @@ class LoadedModel:
     faults: Mapping[str, str] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     tokenizer_folder: Path | None = None
+    read_tokenizer: Tokenizer | None = None
 
     def tokenizer(self) -> Tokenizer:
         """Return the folder's tokenizer, with as many segments as the model has.
@@ -98,6 +114,8 @@ class LoadedModel:
             FolderError: the vocabulary is not the one that the model was saved with, or has more
                 ids than the embedding has rows.
         """
+        if self.read_tokenizer is not None:
+            return self.read_tokenizer
         folder = self.tokenizer_folder or self.folder
         tokenizer = Tokenizer.load(folder)
         _check_rows(tokenizer, self.model, folder)
@@ -108,9 +126,7 @@ class LoadedModel:
         recorded = object_in(folder / hf_config.RECORD).get(VOCABULARY)
         if recorded is not None and recorded != vocabulary_digest(tokenizer):
             message = "holds another vocabulary than the model was saved with, by its digest"
-            fix = (
-                f'Restore the tokenizer\'s files, or delete "{VOCABULARY}" from {hf_config.RECORD}.'
-            )
+            fix = f'Restore its files, or delete "{VOCABULARY}" from {hf_config.RECORD}.'
             raise FolderError(message, where=folder, fix=fix)
         file = folder / "vocab.txt"
         if recorded is not None or (folder / "tokenizer.json").exists() or not file.exists():
@@ -289,9 +305,7 @@ def _read_state(
     """Return our tensors in fp32, without fresh heads."""
     for copy, name in report.copies:
         if not torch.equal(weights.read(report.sources[copy]), weights.read(report.sources[name])):
-            message = (
-                f"holds different values for {copy} and {name}, which config.json declares tied"
-            )
+            message = f"holds different values for {copy} and {name}, tied by config.json"
             fix = 'If they differ on purpose, set "tie_word_embeddings": false.'
             raise FolderError(message, where=weights.file, fix=fix)
     state, not_finite = {}, []
@@ -416,13 +430,9 @@ def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
     if (folder / ADAPTER).is_file():
         message = f"needs a whole model as its base, and {source} is an adapter itself"
     elif family is None or architecture is None or architecture.own:
-        message = (
-            "transformers has no class with this encoder and these heads that PEFT could adapt"
-        )
+        message = "transformers has no class with this encoder and these heads for PEFT to adapt"
     elif family.other_keys:
-        message = (
-            f"the modules of {family.model_type} in transformers have other names than its files"
-        )
+        message = f"modules of {family.model_type} in transformers have other names than its files"
     else:
         return
     fix = "Leave it out: the folder then holds all weights."
@@ -445,17 +455,14 @@ def write_files(folder: Path, files: Mapping[str, Any], card: str = "") -> None:
         (folder / name).write_bytes(tree if isinstance(tree, bytes) else f"{text}\n".encode())
 
 
-def check_replaceable(path: Path) -> None:
-    """Raise FolderError if a folder holds anything but a model."""
+def check_replaceable(path: Path, reserved: Sequence[str] = _FILES, kind: str = "a model") -> None:
+    """Raise FolderError if a folder holds anything but files with these patterns."""
     if path.exists() and not path.is_dir():
         raise FolderError("is a file, not a folder", where=path, fix="Choose another folder.")
-    reserved = (*MODEL_FILES, *PICKLE_FILES, "README.md")
     present = sorted(file.name for file in path.iterdir()) if path.exists() else []
     foreign = [name for name in present if not any(fnmatch.fnmatch(name, k) for k in reserved)]
     if foreign:
-        message = (
-            f"holds files of something other than a model, which would be lost: {listed(foreign)}"
-        )
+        message = f"holds files of something other than {kind}: {listed(foreign)}"
         raise FolderError(message, where=path, fix="Choose an empty or a new folder.")
 
 
@@ -510,6 +517,69 @@ def _shapes(config: hf_config.HFConfig, head: Head) -> dict[str, Shape]:
             for part_head in with_pooler(config.encoder, (head,))
             for name, tensor in part_head.build(config.encoder).state_dict().items()
         }
+
+
+@checked
+def push_to_hub(
+    source: str | Path | Model,
+    repo_id: str,
+    tokenizer: Tokenizer | None = None,
+    *,
+    card: Card | None = None,
+    private: bool | None = None,
+    message: str = "Upload with bothways",
+) -> str:
+    """Upload a model to the Hugging Face Hub, in a repository that is created if necessary.
+
+    Args:
+        source: a model folder, the folder of a run, or a model in memory, which is saved first.
+        repo_id: the repository, as owner/name.
+        tokenizer: of a model in memory.
+        card: of a model in memory.
+        private: whether a new repository is private; None means the owner's default.
+        message: the commit message.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        FolderError: `source` is not a model folder, or the Hub refuses the upload.
+
+    Examples:
+        >>> push_to_hub("my-classifier", "me/my-classifier")  # doctest: +SKIP
+    """
+    if isinstance(source, Model):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "model"
+            save_model(folder, source, tokenizer, card=card)
+            return push_to_hub(folder, repo_id, private=private, message=message)
+    folder = local_path(resolve_run(str(source)))
+    if not is_model_folder(folder):
+        fix = "Give the folder that save_model wrote."
+        raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Without a network: the newer clients of the Hub use httpx, whose errors are no OSError.
+    failures: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, ValueError)
+    if installed("httpx"):
+        failures += (importlib.import_module("httpx").HTTPError,)
+    # The patterns keep other files of the folder, such as notebooks, out of a public repository.
+    api, patterns = HfApi(), [*MODEL_FILES, "README.md"]
+    try:
+        repo = api.create_repo(repo_id, private=private, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repo.repo_id,
+            folder_path=folder,
+            commit_message=message,
+            allow_patterns=[f"{name}/*" if "]_" in name else name for name in patterns],
+        )
+    except failures as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        description = f"cannot be uploaded to the Hub: {lines[0]}"
+        fix = "Check the network and the name; log in with a token that may write: hf auth login"
+        raise FolderError(description, where=repo_id, fix=fix) from error
+    return str(commit.commit_url)
 
 
 _STILL_TRUE = ("task", "length")

@@ -54,9 +54,7 @@ _OWNERS = {
     "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1|mpnet-base-v[12])",
 }
 """Well-known models that may be named without their owner."""
-_FIX = (
-    "Give the folder that holds config.json, or a model of the Hub as owner/name or hub:owner/name."
-)
+_FIX = "Give the folder with config.json, or a model of the Hub: owner/name or hub:owner/name."
 
 
 def object_in(file: Path) -> dict[str, Any]:
@@ -83,11 +81,7 @@ def require_types(settings: Mapping[str, Any], file: Path, **types: type) -> Non
 
 
 def resolve_run(name: str) -> str | Path:
-    """Return the model folder of this name; for the folder of a run, the model in it.
-
-    Raises:
-        ResourceError: as `resolve`.
-    """
+    """Return the model folder of this name, of a run the model in it; errors as `resolve`."""
     inner = local_path(name) / "model"
     _recover(inner)
     return inner if is_model_folder(inner) and not is_model_folder(inner.parent) else name
@@ -205,11 +199,8 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
         raise FolderError(message, where=hub_id, fix=fix) from error
     except RepositoryNotFoundError as error:
         near = near_path(Path(hub_id), Path.is_dir)
-        fix = (
-            f"Did you mean the folder {near}?"
-            if near
-            else "Check the name or the path; for a private model, run `hf auth login`."
-        )
+        fix = "Check the name or the path; for a private model, run `hf auth login`."
+        fix = f"Did you mean the folder {near}?" if near else fix
         message = "is neither a folder here nor a model on the Hub"
         raise FolderError(message, where=hub_id, fix=fix) from error
     except (OSError, ValueError) as error:

@@ -78,10 +78,7 @@ _DENSE_ACTIVATIONS: dict[str, Activation | Literal["tanh"] | None] = {
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.SiLU": "silu",
 }
-_FIX = (
-    "Supported are Transformer and Pooling, or StaticEmbedding, then perhaps Dense layers and "
-    "Normalize."
-)
+_FIX = "Supported: Transformer and Pooling or StaticEmbedding, perhaps Dense layers and Normalize."
 
 
 class Projection(nn.Module):
@@ -137,8 +134,7 @@ class CrossEncoderConfig:
     Attributes:
         activation: what is made of the logit.
         length: the longest pair, in tokens.
-        prompts: texts that are put before the first one, by name.
-        prompt_name: the prompt that is used by default; None for none.
+        prompts, prompt_name: as in `SentenceEncoderConfig`, for the first text.
     """
 
     activation: ScoreActivation
@@ -190,8 +186,7 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         class_name = str(name).rpartition(".")[2]
         if class_name not in classes:
             message = f"scores are made by {name!r:.80}"
-            fix = f"Supported are {' and '.join(classes)}."
-            raise FolderError(message, where=folder, fix=fix)
+            raise FolderError(message, where=folder, fix=f"Supported are {' and '.join(classes)}.")
         prompts = _read_prompts(program, file)
         return CrossEncoderConfig(classes[class_name], length, *prompts)
     if not (root / MODULES).is_file():
@@ -284,9 +279,8 @@ def _read_prompts(program: Mapping[str, Any], file: Path) -> tuple[dict[str, str
         message = f"prompts must be an object of names and texts, not {prompts!r:.80}"
         raise FolderError(message, where=file, fix="Copy the model again.")
     if default is not None and default not in list(prompts):
-        message = (
-            f"{_DEFAULT} {default!r:.80} is not among its prompts: {', '.join(prompts) or 'none'}"
-        )
+        names = ", ".join(prompts) or "none"
+        message = f"{_DEFAULT} {default!r:.80} is not among its prompts: {names}"
         raise FolderError(message, where=file, fix="Set it to null for no prompt.")
     return {name: text or "" for name, text in prompts.items()}, default
 
@@ -431,11 +425,7 @@ def program_files(
 
 
 def kept_files(folder: Path, model: Model) -> dict[str, Any]:
-    """Return the files of sentence-transformers for a model that was converted from a folder.
-
-    Raises:
-        FolderError: as `read_program_config`.
-    """
+    """Return sentence-transformers' files for a model that was converted from a folder."""
     config = read_program_config(folder, model.config.max_positions)
     if config is None:
         return {}

@@ -59,11 +59,7 @@ class Word(NamedTuple):
 
 
 def example_words(tokenizer: Tokenizer, example: Any) -> list[Word]:
-    """Return the words of an example.
-
-    Raises:
-        DataError: its task is not for one text or two.
-    """
+    """Return the words of an example; DataError if its task is not for one text or two."""
     if isinstance(example, TagExample):
         return [Word(example.whole[start:stop], start, stop, 0) for start, stop in example.spans]
     texts = [getattr(example, name, None) for name in ("text", "text_b")]
@@ -171,11 +167,7 @@ HeadWeights = Many[Float32[np.ndarray, "heads n n"]]
 
 
 def attentions(task_model: TaskModel[Any, Any], sequence: Sequence) -> HeadWeights:
-    """Return the attention probabilities of each layer for a sequence.
-
-    Raises:
-        ConfigError: the encoder has no attention, or one without a probability for each pair.
-    """
+    """Return the attention probabilities of each layer for a sequence; ConfigError without any."""
     encoder = task_model.model.encoder
     if not isinstance(encoder, Encoder):
         raise ConfigError("this encoder has no attention", where="method")

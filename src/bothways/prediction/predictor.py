@@ -43,8 +43,7 @@ from bothways.hub.resolve import PROGRAM, resolve_run
 from bothways.hub.static_embedding import StaticEncoder
 from bothways.prediction import engine
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
-from bothways.prediction.session_model import Runtime, SessionModel, open_session
-from bothways.prediction.static_model import open_static
+from bothways.prediction.session_model import Runtime, SessionModel, open_session, open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
@@ -108,12 +107,11 @@ class Predictor:
         batch_invariant = batch_invariant or isinstance(task_model, Embedder)
         self._reopen, self._asked = reopen, (precision, batch_invariant)
         self._unprepared: TaskModel[Any, Any] | None = None
-        prepared = isinstance(task_model.model, PreparedModel)
-        self.task_model = (
-            task_model.eval()
-            if prepared
-            else engine.prepare_task_model(task_model, precision, batch_invariant=batch_invariant)
-        )
+        if not isinstance(task_model.model, PreparedModel):
+            task_model = engine.prepare_task_model(
+                task_model, precision, batch_invariant=batch_invariant
+            )
+        self.task_model = task_model.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the name of the folder, which is opened again.
@@ -417,9 +415,7 @@ class Predictor:
             return None
         matrix = np.empty((len(rows), task.width(embedder.model)), np.float32)
         for at in range(0, len(rows), _BLOCK):
-            block = (
-                [lead + row for row in rows[at : at + _BLOCK]] if lead else rows[at : at + _BLOCK]
-            )
+            block = [lead + row for row in rows[at : at + _BLOCK]]
             try:
                 ids, lengths = embedder.tokenizer.encode_flat(block)
             except DataError:
@@ -623,10 +619,8 @@ def _read_row(
         case _ if is_example(value):
             return value
         case _:
-            message = (
-                f"is of type {type(value).__name__}: it must be a text, a tuple of two texts or of "
-                "a query and its documents, or a dict"
-            )
+            allowed = "a text, a tuple of two texts or of a query and its documents, or a dict"
+            message = f"is of type {type(value).__name__}: it must be {allowed}"
             raise DataError(message, where=location)
 
 
@@ -639,10 +633,6 @@ class FolderRecord:
 
 
 _FINETUNE_FIRST = f"Fine-tune it first: {call('finetune', 'MODEL', 'TRAIN', task='…')}."
-_NEEDS_MASKED_HEAD = (
-    "Choose a model with its masked head, such as a BertForMaskedLM or the folder of a "
-    "pre-training run."
-)
 _CHOOSE_OTHER = "Choose another task, or another model."
 
 
@@ -676,10 +666,8 @@ def open_task(
             open_task_model, folder, task, length=length, device=device, settings=settings
         )
         task_model = reopen()
-        if isinstance(task_model.model.encoder, StaticEncoder) and precision not in (
-            "auto",
-            "fp32",
-        ):
+        is_static = isinstance(task_model.model.encoder, StaticEncoder)
+        if is_static and precision not in ("auto", "fp32"):
             message = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
             raise ConfigError(message, where="precision", fix="Set the precision to fp32.")
     else:
@@ -717,11 +705,7 @@ _ALIASES = {
 
 
 def _bind(
-    loaded: LoadedModel,
-    name: str | None,
-    *,
-    length: int | None,
-    settings: Tree | Iterable[str],
+    loaded: LoadedModel, name: str | None, *, length: int | None, settings: Tree | Iterable[str]
 ) -> TaskModel[Any, Any]:
     """Return the task of a folder with its model, in evaluation mode."""
     settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
@@ -740,11 +724,10 @@ def _bind(
     base, recorded_length = _recorded_task(loaded, None if name is None else task_kind(name))
     task: AnyTask = configs.load(type(base), base=base, overrides=settings)
     _check_heads(task, loaded)
-    projection = (
-        sentence_transformers.read_projection(loaded.folder) if task.name == "embed" else None
-    )
-    if projection is not None:
-        loaded.model.heads[sentence_transformers.PROJECTION] = projection
+    if task.name == "embed":
+        projection = sentence_transformers.read_projection(loaded.folder)
+        if projection is not None:
+            loaded.model.heads[sentence_transformers.PROJECTION] = projection
     lengths = (length, recorded_length, loaded.model.config.max_positions)
     max_length = next(value for value in lengths if value is not None)
     tokenizer = loaded.tokenizer()
@@ -773,11 +756,8 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     if not needed <= set(loaded.model.heads):
         heads = " and ".join(map(repr, sorted(needed)))
         message = f"the task {name!r} needs the head {heads}; this model has: {_heads(loaded)}"
-        advice = {
-            "masked": _NEEDS_MASKED_HEAD,
-            "causal": NEEDS_DIRECTION,
-            "labels": NEEDS_ENTAILMENT,
-        }
+        masked = "Choose a model with its masked head, such as the folder of a pre-training run."
+        advice = {"masked": masked, "causal": NEEDS_DIRECTION, "labels": NEEDS_ENTAILMENT}
         fix = _FINETUNE_FIRST if name in TASKS else advice[min(needed)]
         raise FolderError(message, where=loaded.folder, fix=fix)
     if not needed and isinstance(loaded.model, SessionModel) and loaded.model.heads:
@@ -794,10 +774,7 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     if "labels" in needed:
         label, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
         if count > 1:
-            message = (
-                f"id2label gives the name {label!r} to {count} outputs, and the task distinguishes "
-                "outputs by name"
-            )
+            message = f"id2label gives the name {label!r} to {count} outputs"
             config = loaded.folder / "config.json"
             raise FolderError(message, where=config, fix="Give each output its own name there.")
 

@@ -58,7 +58,6 @@ class PreparedBlock(Block):
 
     Args:
         block: the parts, which become those of this block.
-        pack: makes the packed form of a dense layer.
         plain_queries: whether the projection to queries, keys and values stays an `nn.Linear`, as
             an enhanced mask decoder applies a part of it.
     """
@@ -77,15 +76,13 @@ class PreparedBlock(Block):
         # Int8 layers take any number of rows; the panels of others pay off for few.
         up = self.mlp.up
         self.max_fused_rows = up.max_rows if isinstance(up, PanelLinear) else math.inf
-        self.fused = self._fuse()
-
-    def _fuse(self) -> CompiledBlockTail | None:
+        self.fused: CompiledBlockTail | None = None
         dense = _kernels((self.attention.out, self.mlp.up, self.mlp.down))
         norms = (self.attention_norm, self.mlp_norm)
         plain = self.normed_after and self.mlp.activation == "gelu" and not self.mlp.gated
-        if not plain or dense is None or not all(isinstance(n, nn.LayerNorm) for n in norms):
-            return None
-        return CompiledBlockTail(dense, cast("tuple[nn.LayerNorm, nn.LayerNorm]", norms))
+        if plain and dense is not None and all(isinstance(n, nn.LayerNorm) for n in norms):
+            pair = cast("tuple[nn.LayerNorm, nn.LayerNorm]", norms)
+            self.fused = CompiledBlockTail(dense, pair)
 
     def rest(
         self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]
@@ -100,9 +97,6 @@ class PreparedEmbedding:
     """An embedding layer without dropout and gradients, with its tensors at hand.
 
     Looking up and calling its modules takes as long as the operations on a short text.
-
-    Args:
-        embedding: the layer; its tensors are shared.
     """
 
     def __init__(self, embedding: Embedding) -> None:
@@ -136,7 +130,6 @@ class PreparedEncoder(Encoder):
 
     Args:
         encoder: the parts, which become those of this encoder.
-        pack: makes the packed form of a dense layer.
 
     Attributes:
         embed: the embedding, for batches that `layers` computes.
@@ -221,13 +214,11 @@ class PreparedModel(Model):
 
     Args:
         parts: a copy of a model, whose modules become those of this one.
-        pack: makes the packed form of a dense layer.
         precision: of matrix products.
-        pack_head: the same for the dense layers of heads and for the one that projects narrow
+        pack_head: as `pack`, for the dense layers of heads and for the one that projects narrow
             embeddings; None to leave them as they are.
 
     Attributes:
-        device: of the model.
         autocast_dtype: the type in which the layers that are not packed multiply.
         splits_batches: whether one kernel takes any number of tokens, as many at a time as the
             cache holds.
@@ -253,9 +244,8 @@ class PreparedModel(Model):
         self.autocast_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.splits_batches = getattr(self.encoder, "max_tokens", 0.0) == math.inf
         self.batch_invariant = pack_head is not None and self.splits_batches
-        self.longest_fused = (
-            TUNING.compiled_amx if precision != "fp32" and _has_amx() else TUNING.compiled
-        )
+        in_tiles = precision != "fp32" and _has_amx()
+        self.longest_fused = TUNING.compiled_amx if in_tiles else TUNING.compiled
         if pack_head is not None:
             for module in list(self.heads.modules()):
                 names = dict(module.named_children())
@@ -273,10 +263,7 @@ class PreparedModel(Model):
         forked = os.getpid() != self._process and self.device.type == "cpu"
         if forked and torch.get_num_threads() > 1:
             message = "the model was opened before this process was forked, so its threads are gone"
-            fix = (
-                "Call torch.set_num_threads(1) first in the new process, or begin it with "
-                'multiprocessing.get_context("spawn").'
-            )
+            fix = "Call torch.set_num_threads(1) first in it, or begin it with the method spawn."
             raise ResourceError(message, where="model", fix=fix)
 
 
@@ -285,8 +272,6 @@ class UnpackedModel(PreparedModel):
 
     Args:
         encoder: computes the vectors, such as a graph in another runtime or a table.
-        heads: by kind.
-        precision: of the encoder.
     """
 
     def __init__(
@@ -329,9 +314,7 @@ def prepare_model(
     device = devices.device_of(model)
     if precision == "int8":
         if not devices.has_int8(device):
-            message = (
-                f"int8 needs instructions that {devices.describe_device(device)} does not have"
-            )
+            message = f"int8 needs instructions that {devices.describe_device(device)} lacks"
             fix = "Set the precision to auto or fp32, or the device to cpu."
             raise ConfigError(message, where="precision", fix=fix)
         resolved: Literal["fp32", "bf16", "int8"] = "int8"
@@ -395,8 +378,5 @@ def _pack_layers(module: nn.Module, names: tuple[str, ...], pack: PackLayer) -> 
 def _kernels(layers: Sequence[nn.Module]) -> list[CompiledLinear] | None:
     """Return the kernels of dense layers; None unless all have one."""
     products = [getattr(layer, "product", None) for layer in layers]
-    return (
-        cast("list[CompiledLinear]", products)
-        if all(isinstance(p, CompiledLinear) for p in products)
-        else None
-    )
+    compiled = [product for product in products if isinstance(product, CompiledLinear)]
+    return compiled if len(compiled) == len(products) else None

@@ -1,7 +1,8 @@
-"""An exported model in another runtime, with the interface of a prepared model.
+"""Folders without an encoder of ours, opened with the interface of a prepared model.
 
-Tasks read its outputs as their heads' outputs, so predictions and metrics need no other code.
-Batches are padded, as the graph asks for.
+- An exported model in another runtime. Tasks read its outputs as their heads' outputs, so
+  predictions and metrics need no other code. Batches are padded, as the graph asks for.
+- A StaticEmbedding folder: a table of vectors, see `hub.static_embedding`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError, argument, call, optional
+from bothways.core.files import read_object
 from bothways.hub.hf_config import read_hf_config
-from bothways.hub.load_report import LoadReport
 from bothways.hub.model_folder import LoadedModel, read_record
-from bothways.hub.resolve import resolve
+from bothways.hub.resolve import PROGRAM, resolve
+from bothways.hub.static_embedding import TABLE, read_static, static_folder
+from bothways.hub.weight_files import LoadReport
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Hidden
 from bothways.prediction.prepared_model import UnpackedModel
@@ -53,7 +56,6 @@ class SessionEncoder(nn.Module):
     """The whole graph as an encoder, whose vectors are the outputs of the head.
 
     Args:
-        config: of the encoder in the graph.
         head: the head in the graph, "none" for the vectors of tokens.
         run: computes the graph.
     """
@@ -66,16 +68,11 @@ class SessionEncoder(nn.Module):
     def forward(
         self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
     ) -> Hidden:
-        """Return the outputs of all tokens, or of sequences; `only` does not matter.
-
-        Raises:
-            ConfigError: other layers than the last one are asked for.
-        """
+        """Return the outputs of all tokens, or of sequences; ConfigError for other layers."""
         if keep_layers:
             message = "an exported model has its last layer alone"
-            raise ConfigError(
-                message, where="layers", fix=f"Set layers=[-1], or use {argument(runtime='torch')}."
-            )
+            fix = f"Set layers=[-1], or use {argument(runtime='torch')}."
+            raise ConfigError(message, where="layers", fix=fix)
         outputs = self._run(padded_inputs(self.config, self.head, batch))
         match self.head:
             case "none":
@@ -111,14 +108,7 @@ def _places(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 class SessionModel(UnpackedModel):
-    """A graph with the interface of a prepared model.
-
-    Args:
-        config: of the encoder in the graph.
-        head: the head in the graph, "none" for the vectors of tokens.
-        run: computes the graph.
-        precision: of the graph.
-    """
+    """A graph with the interface of a prepared model; arguments as `SessionEncoder`."""
 
     def __init__(
         self,
@@ -168,8 +158,7 @@ def open_session(
         options |= {"int8": "LABELLED_DATA"} if resolved == "int8" else {}
         fix = f"Export the model first: {call('export', 'MODEL', out='FOLDER', **options)}"
         raise FolderError(f"has no {name}", where=path, fix=fix)
-    session = OPENERS[runtime](file)
-    head = session.metadata.get(HEAD)
+    session, head = OPENERS[runtime](file)
     if head is None:
         message = "was not written by bothways export, so its head is unknown"
         raise FolderError(message, where=file, fix="Export the model with bothways.")
@@ -179,79 +168,58 @@ def open_session(
     return LoadedModel(model, LoadReport(()), path, labels, config.problem, extra)
 
 
-class Session:
-    """An ONNX file in onnxruntime on the CPU, with as many threads as torch.
+def open_onnx(file: Path) -> tuple[Run, str | None]:
+    """Open an ONNX file in onnxruntime on the CPU, with as many threads as torch.
 
-    Attributes:
-        metadata: the notes in the file.
+    Returns:
+        What computes it, and the kind of the head that the file notes.
 
     Raises:
         FolderError: the file is damaged.
         ResourceError: onnxruntime is not installed.
     """
+    with optional("export", "running an exported model"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors
+    try:
+        session = onnxruntime.InferenceSession(str(file), options, ["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has no base class of its errors
+        message = f"onnxruntime cannot open it: {str(error).splitlines()[0][:200]}"
+        raise FolderError(message, where=file, fix="Export the model again.") from error
+    names = [output.name for output in session.get_outputs()]
 
-    def __init__(self, file: Path) -> None:
-        with optional("export", "running an exported model"):
-            import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3  # errors
-        providers = ["CPUExecutionProvider"]
-        try:
-            self._session = onnxruntime.InferenceSession(str(file), options, providers)
-        except Exception as error:  # onnxruntime has no base class of its errors
-            message = f"onnxruntime cannot open it: {str(error).splitlines()[0][:200]}"
-            raise FolderError(message, where=file, fix="Export the model again.") from error
-        self._outputs = [output.name for output in self._session.get_outputs()]
-        self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+    def run(inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
+        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
-    def __call__(self, inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
-        """Compute all outputs."""
-        outputs = self._session.run(self._outputs, dict(inputs))
-        return dict(zip(self._outputs, outputs, strict=True))
+    return run, session.get_modelmeta().custom_metadata_map.get(HEAD)
 
 
-class CompiledModel:
-    """An OpenVINO model, compiled for the CPU, with as many threads as torch.
+def open_openvino(file: Path) -> tuple[Run, str | None]:
+    """Open the .xml file of an OpenVINO model, compiled for the CPU; as `open_onnx`.
 
     OpenVINO computes in bf16 on processors that have it, unless fp32 is asked for. Weights in int8
     are multiplied by activations in int8 in either case.
-
-    Args:
-        file: the .xml file.
-        precision: "f32", or "bf16"; None for OpenVINO's choice.
-
-    Attributes:
-        metadata: the notes in the file.
-
-    Raises:
-        FolderError: the file is damaged.
-        ResourceError: openvino is not installed.
     """
+    threads = torch.get_num_threads()
+    hints = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    try:
+        model = _openvino_core().read_model(file)
+        compiled = _openvino_core().compile_model(model, "CPU", hints)
+    except RuntimeError as error:
+        message = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
+        raise FolderError(message, where=file, fix="Export the model again.") from error
+    lock = threading.Lock()
+    # The converter drops nodes that only rename, so an output may have several names.
+    names_of_outputs = [sorted(output.get_names()) for output in model.outputs]
 
-    def __init__(self, file: Path, precision: str | None = "f32") -> None:
-        hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        if precision is not None:
-            hints["INFERENCE_PRECISION_HINT"] = precision
-        try:
-            model = _openvino_core().read_model(file)
-            self._model = _openvino_core().compile_model(model, "CPU", hints)
-        except RuntimeError as error:
-            message = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
-            raise FolderError(message, where=file, fix="Export the model again.") from error
-        self._lock = threading.Lock()
-        # The converter drops nodes that only rename, so an output may have several names.
-        self._names = [sorted(output.get_names()) for output in model.outputs]
-        noted = model.has_rt_info(HEAD)
-        self.metadata: Mapping[str, str] = (
-            {HEAD: model.get_rt_info(HEAD).astype(str)} if noted else {}
-        )
+    def run(inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
+        with lock:  # a compiled model has one request, which another thread would overwrite
+            outputs = compiled(dict(inputs))
+        return {name: outputs[n] for n, names in enumerate(names_of_outputs) for name in names}
 
-    def __call__(self, inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
-        """Compute all outputs."""
-        with self._lock:  # a compiled model has one request, which another thread would overwrite
-            outputs = self._model(dict(inputs))
-        return {name: outputs[number] for number, names in enumerate(self._names) for name in names}
+    return run, model.get_rt_info(HEAD).astype(str) if model.has_rt_info(HEAD) else None
 
 
 @cache
@@ -267,7 +235,28 @@ def _openvino_core() -> Any:
     return openvino.Core()
 
 
-OPENERS: Mapping[GraphRuntime, Callable[[Path], Session | CompiledModel]] = {
-    "onnxruntime": Session, "openvino": CompiledModel,
+OPENERS: Mapping[GraphRuntime, Callable[[Path], tuple[Run, str | None]]] = {
+    "onnxruntime": open_onnx, "openvino": open_openvino,
 }  # fmt: skip
 """Opens a file of each runtime."""
+
+
+def open_static(name: str | Path, device: str) -> LoadedModel | None:
+    """Open a StaticEmbedding folder; None for another one.
+
+    Raises:
+        FolderError, TokenizerError: a file is missing or damaged.
+        ConfigError: the device is not the CPU.
+    """
+    folder = resolve(name)
+    if (inner := static_folder(folder)) is None:
+        return None
+    if device not in ("auto", "cpu"):
+        message = f"vectors of a StaticEmbedding folder are computed on the CPU, not on {device}"
+        raise ConfigError(message, where="device", fix="Set the device to cpu.")
+    encoder, tokenizer = read_static(inner)
+    model, program = UnpackedModel(encoder, {}), folder / PROGRAM
+    program_config = read_object(program, FolderError) if program.is_file() else {}
+    model.kept = {"config.json": {}, PROGRAM: program_config}
+    report, record = LoadReport((TABLE,)), read_record(folder)
+    return LoadedModel(model, report, folder, extra=record, read_tokenizer=tokenizer)

@@ -16,8 +16,8 @@ from bothways.core.batch import Batch, Layout
 from bothways.core.config.reader import load
 from bothways.core.config.values import write_toml
 from bothways.core.errors import ConfigError, FolderError
-from bothways.hub.load_report import plan_loading
 from bothways.hub.model_folder import LoadedModel, load_model, save_model
+from bothways.hub.weight_files import plan_loading
 from bothways.model.attention.mask import RotaryTables
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Own

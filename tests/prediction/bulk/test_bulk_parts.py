@@ -16,10 +16,8 @@ import bothways
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.model.kernels import library
 from bothways.prediction.bulk import run
-from bothways.prediction.bulk.folder import FILES, PARTS, REJECTS, SUCCESS
-from bothways.prediction.bulk.parts import BulkRequest
-from bothways.prediction.bulk.run import predict_files
-from bothways.prediction.bulk.worker import part_content, prediction_values
+from bothways.prediction.bulk.parts import BulkRequest, part_content, prediction_values
+from bothways.prediction.bulk.run import FILES, PARTS, REJECTS, SUCCESS, predict_files
 from commands import run_line
 from heard_progress import Heard
 from toy_bulk import make_classifier, make_rows, write_rows

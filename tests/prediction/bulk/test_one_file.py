@@ -16,9 +16,15 @@ from pyarrow import parquet
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.prediction.bulk import run
-from bothways.prediction.bulk.folder import PARTS, SUCCESS, join_parts, parts_folder, rejects_file
 from bothways.prediction.bulk.parts import BulkRequest
-from bothways.prediction.bulk.run import predict_files
+from bothways.prediction.bulk.run import (
+    PARTS,
+    SUCCESS,
+    join_parts,
+    parts_folder,
+    predict_files,
+    rejects_file,
+)
 from child_processes import children
 from commands import run_line, run_shell_line
 from terminal import Run, run_command
@@ -165,7 +171,7 @@ def test_a_pipe_is_read_once(model, tmp_path):
 def test_a_pipe_is_read_after_a_run_that_was_killed(model, tmp_path, monkeypatch):
     line = f"bothways predict {model} - --keep text --out {tmp_path / 'out.jsonl'}"
     with monkeypatch.context() as killed:
-        killed.setattr(run.output, "join_parts", lambda *given, **options: 1 / 0)
+        killed.setattr(run, "join_parts", lambda *given, **options: 1 / 0)
         killed.setattr(run.shutil, "rmtree", lambda *given, **options: None)
         with pytest.raises(ZeroDivisionError):
             run_shell_line(f"echo 'the rain' 'the film' | {line}")

@@ -24,7 +24,6 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction import session_model
 from bothways.prediction.export import folder as exporting
 from bothways.prediction.export.folder import (
     Int8Gate,
@@ -33,7 +32,7 @@ from bothways.prediction.export.folder import (
     write_export,
 )
 from bothways.prediction.predictor import Predictor, open_task
-from bothways.prediction.session_model import FILES, CompiledModel
+from bothways.prediction.session_model import FILES, open_onnx, open_openvino
 from commands import run_line
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
 from toy_predictors import TASKS, predictor
@@ -124,8 +123,8 @@ def test_sentence_transformers_and_tokenizers_read_the_files(bert, tmp_path):
     given = {"input_ids": np.array([ids]), "attention_mask": np.array([ids]) * 0 + 1}
     given["token_type_ids"] = np.array([ids]) * 0
     wanted = bothways.load(bert, task="embed", pooling="cls").encode(text)
-    compiled = CompiledModel(tmp_path / "out" / OPENVINO["fp32"])
-    for run in (session_model.Session(tmp_path / "out" / ONNX["fp32"]), compiled):
+    openvino = open_openvino(tmp_path / "out" / OPENVINO["fp32"])
+    for run, _ in (open_onnx(tmp_path / "out" / ONNX["fp32"]), openvino):
         np.testing.assert_allclose(run(given)["sentence_embedding"][0], wanted, atol=1e-5)
     # With weights beside the files, sentence-transformers pools in the same way.
     (tmp_path / "out/model.safetensors").write_bytes((bert / "model.safetensors").read_bytes())
@@ -258,7 +257,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(classifier, exported, tm
     write_export(classifier, out)
     assert not (out / "openvino").exists()
     (out / "notes.txt").touch()
-    with pytest.raises(FolderError, match=r"holds files that are not of an export.*notes.txt"):
+    with pytest.raises(FolderError, match=r"something other than an export: notes\.txt"):
         write_export(classifier, out)
     with pytest.raises(BothwaysError, match="the output is also an input"):
         write_export(classifier, classifier)

@@ -40,7 +40,7 @@ from bothways.model.positions import (
 from bothways.prediction.export.encoder_graph import Separators
 from bothways.prediction.export.folder import compare_outputs, convert_to_openvino
 from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
-from bothways.prediction.session_model import Arrays, CompiledModel
+from bothways.prediction.session_model import Arrays, open_openvino
 from family_peers import peer
 from spread import first_of
 
@@ -170,7 +170,7 @@ def test_every_kind_of_graph_in_openvino(family, architecture, tmp_path):
     onnx.save_model(build_graph(model, part), tmp_path / "model.onnx")
     convert_to_openvino(tmp_path / "model.onnx", tmp_path / "model.xml", part.head)
     assert (
-        compare_outputs(model, part, CompiledModel(tmp_path / "model.xml"), "OpenVINO").largest
+        compare_outputs(model, part, open_openvino(tmp_path / "model.xml")[0], "OpenVINO").largest
         < NEAR
     )
 

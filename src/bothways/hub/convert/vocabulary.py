@@ -51,7 +51,6 @@ class RowChange:
 
     Attributes:
         id, token: of the new vocabulary.
-        fate: what was done.
         sources: old ids with weights that add up to 1; empty for a random row.
     """
 
@@ -101,13 +100,10 @@ def convert_vocabulary(
     """
     folder_or_run, target, word_list = map(local_path, (source, out, vocabulary))
     check_not_input(target, [folder_or_run, word_list])
-    is_run = (folder_or_run / "model" / "config.json").is_file() and not (
-        folder_or_run / "config.json"
-    ).exists()
-    roles = [
-        role for role in ("generator", "model") if (folder_or_run / role / "config.json").is_file()
-    ]
-    folders = {role: folder_or_run / role for role in roles} if is_run else {"": folder_or_run}
+    inner = {role: folder_or_run / role for role in ("generator", "model")}
+    folders = {role: inner[role] for role in inner if (inner[role] / "config.json").is_file()}
+    if "model" not in folders or (folder_or_run / "config.json").exists():  # no run
+        folders = {"": folder_or_run}
     change: VocabularyChange | None = None
     for role, folder in folders.items():
         progress.stage(f"converting {role or 'the model'}")
@@ -171,14 +167,12 @@ def plan_rows(old: Tokenizer, new: Tokenizer) -> VocabularyChange:
     return VocabularyChange(old, new, tuple(rows))
 
 
-def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
+def converted(model: Model, change: VocabularyChange) -> Model:
     """Return the model with rows for the new vocabulary.
 
     Rows that have no token, such as padding to a round number, stay as long as no token needs them.
-
-    Args:
-        seed: of rows without any old piece: normal, with the mean and the standard deviation of
-            the old rows in each dimension.
+    A row without any old piece is normal, with the mean and the standard deviation of the old rows
+    in each dimension.
     """
     size = change.new.size
     kept_rows = [row for row in change.rows if row.fate == "kept"]
@@ -192,7 +186,7 @@ def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
         larger = Model(larger_config, model.specification).state_dict()
     for name, tensor in model.state_dict().items():
         if tensor.shape != larger[name].shape:
-            state[name] = _rows(tensor, change, size, seed)
+            state[name] = _rows(tensor, change, size)
     # RoBERTa's position rows begin at an offset that follows from the padding id.
     old, new = model.config.position, config.position
     if isinstance(old, Learned) and isinstance(new, Learned) and old.offset != new.offset:
@@ -209,11 +203,11 @@ def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
     return result.eval()
 
 
-def _rows(old: Tensor, change: VocabularyChange, size: int, seed: int) -> Tensor:
+def _rows(old: Tensor, change: VocabularyChange, size: int) -> Tensor:
     """Return a tensor with a row for each new token."""
     # Sums in double precision: the mean of many pieces is exact in fp32.
     exact = old.double()
-    draws = torch.Generator().manual_seed(seed)
+    draws = torch.Generator().manual_seed(0)
     named_rows = torch.from_numpy(np.flatnonzero(change.old.named))
     mean, spread = exact[named_rows].mean(0), exact[named_rows].std(0)
     result = old.new_zeros(size, *old.shape[1:])
@@ -335,10 +329,8 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
             tokens[word] = None
     if several:
         message = f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
-        fix = (
-            "Give one word a line: it divides text at white space, punctuation marks and, if it is "
-            "BERT's, between Chinese characters, before it looks up words."
-        )
+        divides = "at white space, punctuation marks and, if it is BERT's, Chinese characters"
+        fix = f"Give one word a line: it divides text {divides}."
         raise ConfigError(message, where="vocabulary", fix=fix)
     if not tokens:
         message = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"

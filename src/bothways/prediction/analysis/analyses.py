@@ -10,7 +10,7 @@ import itertools
 from array import array
 from collections import Counter
 from collections.abc import Sequence as Many
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,25 +44,8 @@ def _shown(
     return s.ReportExample([*map(base.clip, texts)], truth, answers, example.where)
 
 
-class Decisions(NamedTuple):
-    """The decisions for one of several classes in an example, D of them.
-
-    Attributes:
-        truth, predicted: indices of classes, `(D)`.
-        chances: probabilities, `(D, classes)`.
-    """
-
-    truth: Many[int] | NDArray[np.int64]
-    predicted: Many[int] | NDArray[np.int64]
-    chances: Many[Many[float]] | NDArray[np.float64]
-
-
 class DecisionAnalysis(base.TaskAnalysis[E, P]):
-    """Confusion of classes and calibration, where one of several classes is right.
-
-    Args:
-        names: of the classes, in order.
-    """
+    """Confusion of classes and calibration, where one of several classes is right."""
 
     grade_name, cost_name = "accuracy", "cross-entropy"
 
@@ -72,18 +55,18 @@ class DecisionAnalysis(base.TaskAnalysis[E, P]):
         self.confusion = Confusion(len(names))
         self._index = {name: index for index, name in enumerate(names)}
 
-    def decide(self, example: E, prediction: P) -> Decisions:
-        """Return the decisions of an example."""
+    def decide(self, example: E, prediction: P) -> tuple[Any, ...]:
+        """Return true and predicted classes of D decisions, and probabilities `(D, classes)`."""
         raise NotImplementedError
 
     def add(self, example: E, prediction: P) -> base.Judgement:
         """Count the pairs of classes; the cost is −log p of the right ones, the doubt the greatest
         lead of a sure wrong class.
         """
-        decisions = self.decide(example, prediction)
+        *classes, probabilities = self.decide(example, prediction)
         # A sentence without a word has no decision: an empty list would become floats.
-        truth, predicted = (np.asarray(rows, dtype=np.int64) for rows in decisions[:2])
-        chances = np.asarray(decisions.chances)
+        truth, predicted = (np.asarray(rows, dtype=np.int64) for rows in classes)
+        chances = np.asarray(probabilities)
         self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
         top, true_chances = chances.max(1), chances[np.arange(len(truth)), truth]
         self.calibration.add(top, truth == predicted)
@@ -104,11 +87,11 @@ class DecisionAnalysis(base.TaskAnalysis[E, P]):
 class ClassAnalysis(DecisionAnalysis[TextExample, p.ClassPrediction]):
     """Confusion of classes and calibration."""
 
-    def decide(self, example: TextExample, prediction: p.ClassPrediction) -> Decisions:
+    def decide(self, example: TextExample, prediction: p.ClassPrediction) -> tuple[Any, ...]:
         """Return the class of a text."""
         chances = [prediction.probabilities[label] for label in self.labels]
         label = required(example.label, example.where)
-        return Decisions([self._index[label]], [prediction.index], [chances])
+        return [self._index[label]], [prediction.index], [chances]
 
     def show(self, example: TextExample, prediction: p.ClassPrediction) -> s.ReportExample:
         """Show the texts with the most probable classes."""
@@ -126,13 +109,13 @@ class ClassAnalysis(DecisionAnalysis[TextExample, p.ClassPrediction]):
 class ChoiceAnalysis(DecisionAnalysis[ChoiceExample, p.ChoicePrediction]):
     """Confusion of the positions of endings, and calibration."""
 
-    def decide(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Decisions:
+    def decide(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> tuple[Any, ...]:
         """Return the position of an ending; those up to the last that is right or given count."""
         label = required(example.label, example.where)
         count = max(self.confusion.labels, label + 1, prediction.index + 1)
         self.confusion.labels = count
         self.labels = tuple(f"ending {number}" for number in range(1, count + 1))
-        return Decisions([label], [prediction.index], [prediction.probabilities])
+        return [label], [prediction.index], [prediction.probabilities]
 
     def show(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> s.ReportExample:
         """Show the context with the most probable endings."""
@@ -143,11 +126,7 @@ class ChoiceAnalysis(DecisionAnalysis[ChoiceExample, p.ChoicePrediction]):
 
 
 class LabelSetAnalysis(base.TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
-    """Counts of each label and calibration.
-
-    Args:
-        labels: labels of the model, in order.
-    """
+    """Counts of each label and calibration."""
 
     grade_name, cost_name, calibrated = "all labels right", "cross-entropy", "labels"
 
@@ -294,12 +273,7 @@ def outcomes(truth: Many[Chunk], predicted: Many[Chunk]) -> list[tuple[Chunk, Ou
 
 
 class TagAnalysis(DecisionAnalysis[TagExample, TagPrediction]):
-    """Outcomes of entities, confusion of tags, and calibration.
-
-    Args:
-        task: the task.
-        labels: labels of the model, in order.
-    """
+    """Outcomes of entities, confusion of tags, and calibration."""
 
     grade_name, cost_name = "F1 of the sentence", "cross-entropy of the sentence"
     calibrated = "tags"
@@ -309,14 +283,14 @@ class TagAnalysis(DecisionAnalysis[TagExample, TagPrediction]):
         self._task, self._entities = task, task.spells(labels)
         self.outcomes: Counter[tuple[str, Outcome]] = Counter()
 
-    def decide(self, example: TagExample, prediction: TagPrediction) -> Decisions:
+    def decide(self, example: TagExample, prediction: TagPrediction) -> tuple[Any, ...]:
         """Return the tags of the words, and count the outcomes of entities."""
         gold, tags = self._task.gold_tags(example, self.labels), prediction.tags
         if self._entities:
             pairs = outcomes(chunks(gold), chunks(tags))
             self.outcomes.update((chunk.type, outcome) for chunk, outcome in pairs)
         truth, predicted = ([self._index[tag] for tag in row] for row in (gold, tags))
-        return Decisions(truth, predicted, prediction.probabilities)
+        return truth, predicted, prediction.probabilities
 
     def show(self, example: TagExample, prediction: TagPrediction) -> s.ReportExample:
         """Show the sentence with its wrongly tagged words marked, and the tags of the worst."""
@@ -365,18 +339,6 @@ AROUND = 200
 """Number of characters of the context that are shown on each side of an answer."""
 
 
-def classify_answer(example: Question, prediction: AnswerPrediction) -> str:
-    """Return the kind of a prediction, one of `KINDS`; the question is annotated."""
-    grade = grade_answer(prediction.text, example)
-    if not example.answers:
-        return "right to give none" if not prediction.text else "answer though there is none"
-    if grade.exact:
-        return "right"
-    if not prediction.text:
-        return "no answer given"
-    return "boundary wrong" if grade.f1 else "another place"
-
-
 class AnswerAnalysis(base.TaskAnalysis[Question, AnswerPrediction]):
     """Kinds of errors and calibration."""
 
@@ -389,7 +351,14 @@ class AnswerAnalysis(base.TaskAnalysis[Question, AnswerPrediction]):
     def add(self, example: Question, prediction: AnswerPrediction) -> base.Judgement:
         """Doubt the label where a sure answer shares no word with a right one."""
         grade, confidence = grade_answer(prediction.text, example), prediction.confidence
-        self.kinds[classify_answer(example, prediction)] += 1
+        if not example.answers:
+            kind = "answer though there is none" if prediction.text else "right to give none"
+        elif grade.exact:
+            kind = "right"
+        else:
+            kind = "boundary wrong" if grade.f1 else "another place"
+            kind = kind if prediction.text else "no answer given"
+        self.kinds[kind] += 1
         self.calibration.add(confidence, bool(grade.exact))
         sure = confidence >= base.SURE and not grade.f1
         return base.Judgement(confidence * (1 - grade.f1), confidence if sure else None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence, Sequence as Many
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
@@ -39,15 +38,8 @@ _FINE = 1 / (1 + np.exp(-np.linspace(-12, 12, 2400)))
 """Edges that are close near 0 and 1, where most probabilities are."""
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Predictions of similar confidence.
-
-    Attributes:
-        examples: number of predictions.
-        confidence: their mean probability.
-        accuracy: the share of them that is right.
-    """
+class Bin(NamedTuple):
+    """Predictions of similar confidence: their number, mean probability, share of right ones."""
 
     examples: int
     confidence: float
@@ -217,11 +209,8 @@ def confusion_sections(labels: Sequence[str], counts: Confusion) -> list[s.Secti
     matrix = [[counts.pairs[true, predicted] for predicted in indices] for true in indices]
     names = [labels[index] for index in indices]
     picture = s.ConfusionMatrix("Confusion matrix", names, matrix, note)
-    return [
-        picture,
-        *tables,
-        rates_table("class", labels, counts.right, counts.true, counts.predicted),
-    ]
+    rates = rates_table("class", labels, counts.right, counts.true, counts.predicted)
+    return [picture, *tables, rates]
 
 
 def rates_table(
@@ -273,16 +262,12 @@ class Traits:
     def add(
         self, encoded: EncodedExample, texts: Many[str], unknown: int, cost: float, grade: float
     ) -> None:
-        """Add an example.
-
-        Args:
-            encoded: its encoded form.
-            texts: texts of the example.
-            unknown: the id of the unknown token.
-            cost, grade: cost and grade of its prediction.
-        """
+        """Add an example with cost and grade of its prediction; the id of the unknown token."""
         ids = np.concatenate([sequence.ids for sequence in encoded.sequences])
-        shared = overlap(*texts) if len(texts) == 2 else math.nan
+        words = [{*text.lower().split()} for text in texts]
+        shared = math.nan  # else the Jaccard index of a pair's words
+        if len(words) == 2:
+            shared = len(words[0] & words[1]) / max(1, len(words[0] | words[1]))
         share = float((ids == unknown).mean())
         self._rows.extend((cost, grade, share, shared, encoded.tokens, encoded.cut > 0))
 
@@ -324,12 +309,6 @@ class Traits:
         columns = ["by", "part", "examples", *graded, cost_name, "±"]
         note = "± is a 95 % interval of the mean. Parts with few examples say little."
         return s.TableSection("Parts of the data", columns, rows, note=note)
-
-
-def overlap(a: str, b: str) -> float:
-    """Return the Jaccard index of two texts' words in lower case; 0 for two empty texts."""
-    words, words_b = set(a.lower().split()), set(b.lower().split())
-    return len(words & words_b) / max(1, len(words | words_b))
 
 
 def _mean(values: NDArray[np.float32]) -> tuple[float, float]:

@@ -66,8 +66,6 @@ class Int8Report:
 
     Attributes:
         metric: the metric that counts, the task's own.
-        direction: its better direction.
-        fp32, int8: the measurements.
     """
 
     metric: str
@@ -321,24 +319,11 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
 def read_suite(
     folder: Path, progress: Progress = SILENT
 ) -> Iterator[tuple[dict[str, str], TextExample]]:
-    """Yield each pair of a suite with its groups by the names in `GROUPS`.
-
-    Errors as `evaluate_suite`.
-    """
-    files = suite_files(folder)
-    progress.stage("minimal pairs", len(files))
-    for done, (name, file) in enumerate(files.items()):
-        progress.advance(done, name)
-        for row in open_table(str(file)).rows:
-            groups = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
-            yield {"phenomenon": name, **groups}, example_of(row.values, COLUMNS, row.where)
-
-
-def suite_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a suite by phenomenon, in the order of their names.
+    """Yield each pair of a suite with its groups by the names in `GROUPS`, file by file.
 
     Raises:
-        DataError: no such folder, no file of JSON lines in it, or two of one name.
+        DataError: no such folder, no file of JSON lines in it, or two of one name; a row without
+            the two sentences.
     """
     fix = "Give a folder of .jsonl files with sentence_good and sentence_bad, such as BLiMP's data."
     if not folder.is_dir():
@@ -352,7 +337,12 @@ def suite_files(folder: Path) -> dict[str, Path]:
             raise DataError(message, where=file, fix="Keep one of the two.")
     if not files:
         raise DataError("has no .jsonl file", where=folder, fix=fix)
-    return files
+    progress.stage("minimal pairs", len(files))
+    for done, (name, file) in enumerate(files.items()):
+        progress.advance(done, name)
+        for row in open_table(str(file)).rows:
+            groups = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
+            yield {"phenomenon": name, **groups}, example_of(row.values, COLUMNS, row.where)
 
 
 @dataclass(frozen=True)
@@ -390,7 +380,6 @@ class EvaluationData:
     Attributes:
         folder, name: the names of the model and of the data, which is a file without the rest.
         columns: to read, by role; None as in training.
-        counts: of the last reading.
         examples, rows: examples of the task, or rows in memory, instead of a file.
     """
 
@@ -456,7 +445,6 @@ class EvaluationData:
         """Return the scores of a model.
 
         Args:
-            open_in: opens the model for a precision.
             report: a page to write.
             limit: the most points that int8 may lose.
             named: whether the user has named the task.
@@ -480,10 +468,20 @@ class EvaluationData:
             if embeds and not named:
                 message = f"{self.folder} is a sentence encoder and is scored as embed"
                 self.progress.message(f"note: {message}; naming a task changes that")
+            task_model = predictor.task_model
             if report is not None:
                 done = Evaluation(title, self.analyse(predictor, report))
-            elif embeds:
-                done = self._evaluate_vectors(predictor, title)
+            elif isinstance(task_model, embedding.Embedder):
+                # All layers are scored on pairs with a score; else retrieval is.
+                with self.opened(predictor) as (reading, counts):
+                    first = list(itertools.islice(reading.examples, 1))
+                    examples = itertools.chain(first, reading.examples)
+                    if first and task_model.task.metric_for(first) != task_model.task.metric:
+                        again = dataclasses.replace(reading, examples=examples)
+                        done = Evaluation(title, predictor.evaluate(again, counts=counts))
+                    else:
+                        swept = sweep_layers(task_model, examples, counts)
+                        done = Evaluation(title, vars(swept.best.correlation), layers=swept)
             else:
                 done = Evaluation(title, self.score(predictor))
             if precision == "auto":
@@ -491,19 +489,6 @@ class EvaluationData:
         for warning in self.counts.warnings if self.counts else ():
             self.progress.message(warning)
         return done
-
-    def _evaluate_vectors(self, predictor: Predictor, title: str) -> Evaluation:
-        """Return the scores of all layers on pairs with a score, else those of retrieval."""
-        task_model = predictor.task_model
-        assert isinstance(task_model, embedding.Embedder)
-        with self.opened(predictor) as (reading, counts):
-            first = list(itertools.islice(reading.examples, 1))
-            examples = itertools.chain(first, reading.examples)
-            if first and task_model.task.metric_for(first) != task_model.task.metric:
-                again = dataclasses.replace(reading, examples=examples)
-                return Evaluation(title, predictor.evaluate(again, counts=counts))
-            swept = sweep_layers(task_model, examples, counts)
-        return Evaluation(title, vars(swept.best.correlation), layers=swept)
 
 
 def score_pairs(

@@ -55,8 +55,7 @@ def analysis_of(task_model: TaskModel[Any, Any]) -> TaskAnalysis[Any, Any]:
     analysis = _ANALYSES.get(prediction_type(task_model.task))
     if analysis is None:
         message = f"there is no report on the task {task_model.task.name}"
-        fix = "Leave it out; evaluate prints the metrics."
-        raise ConfigError(message, where="report", fix=fix)
+        raise ConfigError(message, where="report", fix="Leave it out; evaluate prints the metrics.")
     return analysis(task_model)
 
 
@@ -66,7 +65,6 @@ class AnalysisResult:
 
     Attributes:
         metrics: metrics, as of `engine.evaluate_task`.
-        examples: number of examples.
         sections: sections of the report, without settings.
         baseline: metrics of the majority baseline on the examples.
     """
@@ -78,9 +76,7 @@ class AnalysisResult:
 
 
 def analyse(
-    task_model: TaskModel[Any, Any],
-    examples: Iterable[Any],
-    counts: PredictionCounts | None = None,
+    task_model: TaskModel[Any, Any], examples: Iterable[Any], counts: PredictionCounts | None = None
 ) -> AnalysisResult:
     """Evaluate a task and analyse its predictions; arguments and errors as `evaluate_task`."""
     return analyse_encoded(task_model, encoded_windows(task_model, examples), counts)
@@ -113,13 +109,11 @@ def analyse_encoded(
 
     metrics = task_model.score(watch())
     sections = [*analysis.sections(), traits.table(analysis.grade_name, analysis.cost_name)]
+    hard = f"The examples with the greatest {analysis.cost_name}."
+    doubt = "The model is sure of another answer than the label: check the label."
     for title, kept, note in (
-        ("The hardest examples", hardest, f"The examples with the greatest {analysis.cost_name}."),
-        (
-            "Examples that may be mislabelled",
-            doubtful,
-            "The model is sure of another answer than the label: check the label.",
-        ),
+        ("The hardest examples", hardest, hard),
+        ("Examples that may be mislabelled", doubtful, doubt),
     ):
         if shown := [analysis.show(*pair) for *_, pair in sorted(kept, reverse=True)]:
             sections.append(s.ExampleSection(title, shown, note))
@@ -138,10 +132,8 @@ def analysis_report(
     """Return the report of an analysis.
 
     Args:
-        model, data: their names.
         facts: what the model is (`hub.provenance.model_facts`).
         training: the configuration of the run that trained the model, if known.
-        precision: the precision of the evaluation.
     """
     if precision == "auto":
         precision = "bf16" if has_bf16(device_of(task_model)) else "fp32"
@@ -158,11 +150,10 @@ def analysis_report(
     headline = f"{metric.replace('_', ' ')} {s.readable_number(metrics[metric])}"
     note = f" ({notes[metric]})" if metric in notes else ""
     computed = f", computed in {precision}" if precision != "fp32" else ""
+    parts = {"task": task_model.task, "encoder": task_model.model.config, "run": training}
     configurations = {
-        "task": configs.to_dict(task_model.task),
-        "encoder": configs.to_dict(task_model.model.config),
+        name: configs.to_dict(part) for name, part in parts.items() if part is not None
     }
-    configurations |= {} if training is None else {"run": configs.to_dict(training)}
     settings: list[Sequence[s.Cell]] = [
         ["data", data],
         ["precision", precision],

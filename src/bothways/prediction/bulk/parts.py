@@ -1,18 +1,22 @@
-"""A request for the predictions of files, and the parts that their rows make.
+"""A request for the predictions of files, the parts that their rows make, and what computes one.
 
-Each part has the key by which it is known again.
+Each part has the key by which it is known again. Its file is JSON lines, a Parquet file or an array
+of vectors. A worker opens the model once, and returns the files of parts as bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import glob
 import hashlib
+import io
 import itertools
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,24 +26,26 @@ import numpy as np
 from bothways.core.config.values import nest, require_at_least, require_choice
 from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, optional
 from bothways.core.files import is_url, local_path
+from bothways.core.jobs.process_pool import NUMBER
 from bothways.core.progress import Progress
 from bothways.data.tables import HUB, RowError, without_revision
 from bothways.data.text_io import file_at, is_stream, matching_files
 from bothways.hub.provenance import digest_of_model
+from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor, named_columns, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
-from bothways.tasks.base import Reading, Task
+from bothways.tasks import predictions as kinds
+from bothways.tasks.base import EncodedExample, Reading, Task
 from bothways.tasks.columns import reads_as_trained, require_columns
-from bothways.tasks.predictions import ClassPrediction, MultilabelPrediction, RankPrediction
-from bothways.tasks.schemas import prediction_type
+from bothways.tasks.schemas import arrow_fields, prediction_type
 from bothways.tasks.sentence_embedding.quantized import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
 
 PartFormat = Literal["jsonl", "spans", "parquet", "npy"]
 
-CUT_TO_TOP = (ClassPrediction, MultilabelPrediction, RankPrediction)
+CUT_TO_TOP = (kinds.ClassPrediction, kinds.MultilabelPrediction, kinds.RankPrediction)
 """The predictions of which `top` keeps a part."""
 ROWS = 4096
 """Rows of a part by default: as many as the engine sorts by length together."""
@@ -115,16 +121,6 @@ class BulkRequest:
             settings=nest(self.settings),
         )
 
-    def finish(self, predictions: Many[Any]) -> list[Any]:
-        """Return predictions with vectors of the type that is asked for."""
-        if self.vectors == "float32":
-            return [*predictions]
-        ranges = None if self.ranges is None else np.array(self.ranges, np.float32)
-        return [
-            dataclasses.replace(one, vectors=quantize(one.vectors, self.vectors, ranges))
-            for one in predictions
-        ]
-
     def read_task(self) -> Task[Any, Any]:
         """Return the task alone, for a process that computes nothing."""
         if self.runtime != "torch":
@@ -145,27 +141,23 @@ class BulkRequest:
                 vectors; the task has no labels or documents of which the best could be kept.
         """
         vectors, ranged = task.name == "embed", self.vectors in ("int8", "uint8")
-        message, where, fix = "", "format", "Choose jsonl or parquet."
-        if self.form == "spans" and not isinstance(task, TaggingTask):
-            message = f"spans are of the task 'tag', and the task is {task.name!r}"
-        elif self.form == "npy" and not vectors:
-            message = f"npy holds vectors, and the task is {task.name!r}"
-        elif self.form == "npy" and self.keep:
-            message = "npy holds no columns to keep"
-        elif self.top is not None and not issubclass(prediction_type(task), CUT_TO_TOP):
-            where, fix = "top", "Leave it out."
-            message = f"keeps the best labels or documents, and the task is {task.name!r}"
-        else:
-            where, fix = "output_dtype", "Leave it out."
-            if self.vectors != "float32" and not vectors:
-                message = f"is for vectors, and the task is {task.name!r}"
-            elif ranged and self.ranges is None:
-                message = f"{self.vectors} needs the range of each component"
-                fix = f"Name vectors of some texts: {argument(calibration='vectors.npy')}."
-            elif not ranged and self.ranges is not None:
-                message = f"{self.vectors} takes no calibration"
-        if message:
-            raise ConfigError(message, where=where, fix=fix)
+        choose, drop, dtype = "Choose jsonl or parquet.", "Leave it out.", "output_dtype"
+        has = f"and the task is {task.name!r}"
+        ranges = f"Name vectors of some texts: {argument(calibration='vectors.npy')}."
+        for is_fault, where, message, fix in (
+            (self.form == "spans" and not isinstance(task, TaggingTask),
+             "format", f"spans are of the task 'tag', {has}", choose),
+            (self.form == "npy" and not vectors, "format", f"npy holds vectors, {has}", choose),
+            (self.form == "npy" and self.keep, "format", "npy holds no columns to keep", choose),
+            (self.top is not None and not issubclass(prediction_type(task), CUT_TO_TOP),
+             "top", f"keeps the best labels or documents, {has}", drop),
+            (self.vectors != "float32" and not vectors, dtype, f"is for vectors, {has}", drop),
+            (ranged and self.ranges is None,
+             dtype, f"{self.vectors} needs the range of each component", ranges),
+            (self.ranges and not ranged, dtype, f"{self.vectors} takes no calibration", drop),
+        ):  # fmt: skip
+            if is_fault:
+                raise ConfigError(message, where=where, fix=fix)
         # Tables stay tables, vectors are an array unless columns are kept next to them.
         form: PartFormat = "npy" if vectors and not self.keep else "jsonl"
         if all(name.endswith(".parquet") for name in self.files) or (vectors and self.keep):
@@ -380,3 +372,278 @@ def note_guess(
 def status(name: str) -> os.stat_result | None:
     """Return the status of a file; None for a pipe or a data set of the Hub."""
     return None if name.startswith(HUB) or is_stream(name) else file_at(name).stat()
+
+
+_AS_LINES = f"Write JSON lines: {argument(format='jsonl')}"
+
+
+def prediction_values(
+    prediction: Any, top: int | None, form: PartFormat = "jsonl"
+) -> dict[str, Any]:
+    """Return a prediction as plain values, with the `top` best labels or documents alone.
+
+    Raises:
+        ConfigError: the format is "spans", and the tags of the model are not those of entities.
+    """
+    if form == "spans":
+        spans: dict[str, Any] = prediction.to_spans()
+        return spans
+    values: dict[str, Any] = prediction.to_json()
+    if top is not None and isinstance(values.get("probabilities"), dict):
+        ranked = sorted(values["probabilities"].items(), key=lambda item: -item[1])
+        values["probabilities"] = dict(ranked[:top])
+    if "ranking" in values:
+        values["ranking"] = values["ranking"][:top]
+    return values
+
+
+def part_content(
+    form: PartFormat,
+    predictions: Many[Any],
+    top: int | None,
+    columns: dict[str, list[Any]],
+    types: tuple[Any, ...] | None,
+) -> bytes:
+    """Return the bytes of a part's file; there is at least one prediction.
+
+    Args:
+        columns: columns that precede the prediction's own.
+        types: their Arrow types, for Parquet.
+
+    Raises:
+        ConfigError: a kept column has the name of a field of the prediction.
+    """
+    if form == "parquet":
+        return _parquet(predictions, top, columns, types or ())
+    if form == "npy":
+        stream = io.BytesIO()
+        np.save(stream, np.stack([prediction.vectors[0] for prediction in predictions]))
+        return stream.getvalue()
+    lines = list[str]()
+    for number, prediction in enumerate(predictions):
+        kept = {name: values[number] for name, values in columns.items()}
+        row = kept_values(kept, prediction_values(prediction, top, form))
+        lines.append(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+    return "".join(lines).encode(errors="replace")
+
+
+def kept_values(columns: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of kept columns, as JSON has them, followed by those of a prediction.
+
+    Raises:
+        ConfigError: a kept column has the name of a field of the prediction.
+    """
+    _check_names(columns, row)
+    return {name: _plain(value) for name, value in columns.items()} | row
+
+
+def _check_names(columns: dict[str, Any], row: dict[str, Any]) -> None:
+    for name in columns:
+        if name in row:
+            message = f"{name!r} is also a field of the prediction"
+            fix = f"Rename it: {argument(keep=f'{name}=given_{name}')}"
+            raise ConfigError(message, where="keep", fix=fix)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a table as JSON has it: a date as text, a NaN as null."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case None | bool() | int() | str():
+            return value
+        case dict():
+            return {str(name): _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case bytes():
+            return value.hex()
+        case _:
+            return str(value)
+
+
+def column_types(rows: Many[Many[Any]], names: Many[str], location: str) -> tuple[Any, ...]:
+    """Return the Arrow types of columns: those of a Parquet file, or by the values of some rows.
+
+    Raises:
+        DataError: the values of a column have no type in common.
+    """
+    with optional("data", "writing Parquet files"):
+        import pyarrow
+        from pyarrow import parquet
+    if location.endswith(".parquet"):
+        schema = parquet.read_schema(location)
+        return tuple(schema.field(name).type for name in names)
+    types = []
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        try:
+            kind = pyarrow.array(values).type
+        except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
+            message = f"the values of {name!r} have no type of Parquet in common ({error})"
+            raise DataError(message, where=location, fix=_AS_LINES) from error
+        types.append(pyarrow.string() if pyarrow.types.is_null(kind) else kind)
+    return tuple(types)
+
+
+def _parquet(
+    predictions: Many[Any], top: int | None, columns: dict[str, list[Any]], types: tuple[Any, ...]
+) -> bytes:
+    with optional("data", "writing Parquet files"):
+        import pyarrow
+        from pyarrow import parquet
+
+    pairs = zip(columns.items(), types, strict=True)
+    arrays = {name: pyarrow.array(values, kind) for (name, values), kind in pairs}
+    if isinstance(predictions[0], kinds.VectorPrediction) and len(predictions[0].vectors) == 1:
+        vectors = np.stack([prediction.vectors[0] for prediction in predictions])
+        flat, width = pyarrow.array(vectors.reshape(-1)), vectors.shape[1]
+        predicted = {"vector": pyarrow.FixedSizeListArray.from_arrays(flat, width)}
+    else:
+        rows = [prediction_values(prediction, top) for prediction in predictions]
+        try:
+            fields = arrow_fields(type(predictions[0]))
+        except TypeError as error:
+            message = f"Parquet has no columns for {type(predictions[0]).__name__}"
+            raise ConfigError(message, where="format", fix=_AS_LINES) from error
+        predicted = {}
+        for name, kind in fields.items():
+            if name not in rows[0]:  # a field that a model does not have is absent from all rows
+                continue
+            values: list[Any] = [row.get(name) for row in rows]
+            # Arrow takes maps as pairs, and structs as tuples.
+            if pyarrow.types.is_map(kind):
+                values = [[*mapping.items()] for mapping in values]
+            elif pyarrow.types.is_list(kind) and pyarrow.types.is_struct(kind.value_type):
+                values = [
+                    items and [item if isinstance(item, dict) else tuple(item) for item in items]
+                    for items in values
+                ]
+            predicted[name] = pyarrow.array(values, kind)
+    _check_names(columns, predicted)
+    stream = io.BytesIO()
+    parquet.write_table(pyarrow.table(arrays | predicted), stream)
+    return stream.getvalue()
+
+
+@dataclass(frozen=True)
+class PartWorker:
+    """Predicts parts. It pickles as long as it has predicted none.
+
+    Attributes:
+        threads: of a process; None leaves them as they are.
+        given: the predictor, in a process that has opened it.
+    """
+
+    request: BulkRequest
+    threads: int | None = None
+    given: Predictor | None = None
+
+    @functools.cached_property
+    def opened(self) -> Predictor:
+        """The predictor, opened at the first part; of several GPUs on the one with its number."""
+        if self.given is not None:
+            return self.given
+        import torch
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        device, number = self.request.device, os.environ.get(NUMBER)
+        if number is not None and device in ("auto", "cuda") and torch.cuda.device_count() > 1:
+            device = f"cuda:{int(number) % torch.cuda.device_count()}"
+        return self.request.open(device)
+
+    def __call__(
+        self, job: PartJob, on_share: Callable[[float], object] = lambda share: None
+    ) -> PartResult | BothwaysError:
+        """Return the part's content, or the error that ends the work.
+
+        Args:
+            on_share: called after each batch with the share of the part that is done.
+        """
+        request, rejects = self.request, Rejects(self.request.rejects)
+        counts = engine.PredictionCounts(on_count=lambda count: on_share(count / len(job.rows)))
+        try:
+            rows = (row for row in job.rows if self._fits(row, job, rejects))
+            pairs = [*predict_kept(self.opened, request, rows, counts, rejects)]
+            content = None
+            if pairs:
+                columns = {
+                    new: [row.kept[at] for row, _ in pairs]
+                    for at, (_, new) in enumerate(request.kept)
+                }
+                predictions = [prediction for _, prediction in pairs]
+                content = part_content(
+                    request.form or "jsonl", predictions, request.top, columns, job.types
+                )
+        except BothwaysError as error:
+            return error
+        rejected = (*job.rejected, *rejects.rows)
+        marker = PartMarker(
+            job.digest, job.share, None if content is None else len(content),
+            len(pairs), len(rejected), counts.cut, counts.blank,
+        )  # fmt: skip
+        return PartResult(job.file, job.part, marker, content, rejected)
+
+    def _fits(self, row: BulkRow, job: PartJob, rejects: Rejects) -> bool:
+        """Return True if the kept values fit their columns; else reject the row."""
+        if not job.types:
+            return True
+        import pyarrow
+
+        for (name, _), value, kind in zip(self.request.kept, row.kept, job.types, strict=True):
+            try:
+                pyarrow.scalar(value, kind)
+            # Half of a surrogate pair is the last of these.
+            except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
+                message = f"{name!r} is {value!r}, not of the type {kind} of the first rows"
+                fix = f"Write JSON lines ({argument(format='jsonl')}), or correct the row."
+                where = _location(row.example)
+                rejects.add(DataError(message, where=where, fix=fix), where)
+                return False
+        return True
+
+
+def predict_kept(
+    opened: Predictor,
+    request: BulkRequest,
+    rows: Iterable[BulkRow],
+    counts: engine.PredictionCounts,
+    rejects: Rejects,
+    config: engine.PredictConfig = engine.DEFAULT_PREDICT,
+) -> Iterator[tuple[BulkRow, Any]]:
+    """Yield the rows that can be encoded with their predictions, in order, window by window.
+
+    Raises:
+        DataError: a row cannot be encoded, and rejects are refused.
+    """
+    task_model, task = opened.task_model, opened.task_model.task
+    ranges = None if request.ranges is None else np.array(request.ranges, np.float32)
+    size = engine.window_size(task, task_model.labels, config)
+    for window in engine.grouped(rows, size, lambda row: task.shared(row.example)):
+        readable, encoded = window, list[EncodedExample]()
+        try:
+            encoded += task_model.encode([row.example for row in window])
+        except DataError:
+            if not rejects.allowed:
+                raise
+            readable = []
+            for row in window:  # one by one shows which cannot be encoded
+                try:
+                    encoded += task_model.encode([row.example])
+                    readable.append(row)
+                except DataError as error:
+                    rejects.add(error, _location(row.example))
+        examples = [row.example for row in readable]
+        counts.add(map(task.texts, examples), encoded)
+        pairs = engine.predict_encoded(task_model, examples, encoded, config, counts.note)
+        for row, (_, prediction) in zip(readable, pairs, strict=True):
+            if request.vectors == "float32":
+                yield row, prediction
+            else:
+                vectors = quantize(prediction.vectors, request.vectors, ranges)
+                yield row, dataclasses.replace(prediction, vectors=vectors)
+
+
+def _location(example: Any) -> str:
+    """Return the place of an example, for messages."""
+    return str(getattr(example, "where", "a row"))

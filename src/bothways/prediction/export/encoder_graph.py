@@ -1,4 +1,4 @@
-"""The encoder as a padded graph `(rows, length, width)`, from the modules of an `Encoder`.
+"""A builder of ONNX graphs, and the encoder as a padded graph `(rows, length, width)`.
 
 One graph serves every batch size and length: positions, masks and relative distances are computed
 from the shape of the input. Attention is dense, with a mask for padding and the layer's pattern;
@@ -12,13 +12,18 @@ sinusoids, and the row of each relative distance. No logarithm, sine or power is
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from typing_extensions import assert_never
 
+from bothways._version import __version__
+from bothways.core.errors import optional
 from bothways.model.attention.mask import RotaryTables
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.block import Attention, Block, FeedForward, GroupedProjection
@@ -31,9 +36,156 @@ from bothways.model.embedding import (
     row_of,
     sinusoids,
 )
-from bothways.model.model import Encoder
+from bothways.model.model import Model
 from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary
-from bothways.prediction.export.builder import LOWEST, GraphBuilder
+from bothways.prediction.session_model import HEAD
+
+with optional("export", "exporting a model"):
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+OPSET, IR_VERSION = 17, 8
+"""The first opset with LayerNormalization, which runtimes since 2022 read."""
+ROWS, LENGTH = "batch", "sequence"
+"""The names of the axes that may have any length."""
+LOWEST = float(np.finfo(np.float32).min)
+"""Bias for the score of a hidden key. Finite: a row of −∞ would give NaN."""
+Input = str | float | tuple[int, ...]
+"""A value by its name, or a constant: a float in fp32, an int or a vector of ints in int64."""
+
+
+class GraphBuilder:
+    """A graph that grows by one node with each call of `op`; values are referred to by name.
+
+    Args:
+        names: the name of each parameter, by `id`.
+
+    Attributes:
+        scope: the prefix of the names of new nodes, such as "layers.0.attention".
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+        self._nodes: list[onnx.NodeProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._constants: dict[str, TensorProto] = {}
+        self._numbers: dict[object, str] = {}  # names of constants by their content
+        self.scope = ""
+
+    def op(self, kind: str, *inputs: Input, **attributes: Any) -> str:
+        """Append a node with one output; return the name of the output."""
+        return self._append(kind, inputs, 1, **attributes)[0]
+
+    def split(self, x: str, *sizes: int) -> list[str]:
+        """Divide the last axis into slices of these sizes; return their names."""
+        return self._append("Split", (x, sizes), len(sizes), axis=-1)
+
+    def _append(
+        self, kind: str, inputs: Sequence[Input], count: int, **attributes: Any
+    ) -> list[str]:
+        names = list[str]()
+        for value in inputs:
+            if isinstance(value, str):
+                names.append(value)
+                continue
+            array = np.array(value, np.float32 if isinstance(value, float) else np.int64)
+            key = (array.dtype.str, array.shape, array.tobytes())
+            constant = self._numbers.setdefault(key, f"constant_{len(self._constants)}")
+            names.append(self.array(constant, array))
+        name = f"{self.scope}/{kind}_{len(self._nodes)}"
+        outputs = [name if count == 1 else f"{name}:{at}" for at in range(count)]
+        self._nodes.append(helper.make_node(kind, names, outputs, name, **attributes))
+        return outputs
+
+    def output(self, name: str, value: str, *axes: str | int) -> None:
+        """Make a value in fp32 an output of the graph; the names or the lengths of its axes."""
+        self._nodes.append(helper.make_node("Identity", [value], [name], f"/{name}"))
+        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, axes))
+
+    def weight(self, tensor: Tensor, *, transposed: bool = False) -> str:
+        """Return the name of a parameter, or of its transpose."""
+        name = self._names[id(tensor)] + (".T" if transposed else "")
+        array = tensor.detach().numpy()
+        return self.array(name, array.T if transposed else array)
+
+    def array(self, name: str, values: NDArray[Any]) -> str:
+        """Return the name of a constant array; arrays of one name must be equal."""
+        if name not in self._constants:
+            # np.ascontiguousarray would make a vector of a scalar.
+            values = np.array(values, order="C")
+            self._constants[name] = numpy_helper.from_array(values, name)
+        return name
+
+    def slice(self, x: str, start: str | int, stop: str | int, axis: int) -> str:
+        """Return the part `[start, stop)` of an axis; a value by name is a vector of one number."""
+        bounds = [at if isinstance(at, str) else (at,) for at in (start, stop)]
+        return self.op("Slice", x, *bounds, (axis,))
+
+    def unsqueeze(self, x: str, *axes: int) -> str:
+        """Insert axes of length 1."""
+        return self.op("Unsqueeze", x, axes)
+
+    def dense(self, x: str, layer: nn.Linear) -> str:
+        """Apply a dense layer to the last axis."""
+        x = self.op("MatMul", x, self.weight(layer.weight, transposed=True))
+        return x if layer.bias is None else self.op("Add", x, self.weight(layer.bias))
+
+    def norm(self, x: str, layer: nn.Module) -> str:
+        """Apply a LayerNorm or RMSNorm; an `nn.Identity` changes nothing."""
+        if isinstance(layer, nn.RMSNorm):
+            squares = self.op("ReduceMean", self.op("Mul", x, x), axes=(-1,), keepdims=1)
+            root = self.op("Sqrt", self.op("Add", squares, layer.eps or 0.0))
+            return self.op("Mul", self.op("Div", x, root), self.weight(layer.weight))
+        if not isinstance(layer, nn.LayerNorm):
+            return x
+        weights = [self.weight(value) for value in (layer.weight, layer.bias) if value is not None]
+        return self.op("LayerNormalization", x, *weights, axis=-1, epsilon=layer.eps)
+
+    def activate(self, name: str, x: str) -> str:
+        """Apply an activation of `model.config.Activation`; GELU is spelled as runtimes fuse it."""
+        match name:
+            case "tanh" | "relu":
+                return self.op(name.capitalize(), x)
+            case "silu":
+                return self.op("Mul", x, self.op("Sigmoid", x))
+            # x / 2 · (1 + erf(x / √2)), in the order of nodes that runtimes recognise.
+            case "gelu":
+                inner = self.op("Erf", self.op("Div", x, 2**0.5))
+                product = self.op("Mul", x, self.op("Add", inner, 1.0))
+                return self.op("Mul", product, 0.5)
+            # x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³))).
+            case "gelu_tanh":
+                cube = self.op("Mul", self.op("Mul", self.op("Mul", x, x), x), 0.044715)
+                inner = self.op("Mul", self.op("Add", x, cube), (2 / np.pi) ** 0.5)
+                product = self.op("Mul", x, self.op("Add", self.op("Tanh", inner), 1.0))
+                return self.op("Mul", product, 0.5)
+            case _:
+                raise AssertionError(f"no activation {name}")
+
+    def finish(self, inputs: Mapping[str, Sequence[str]], head: str) -> onnx.ModelProto:
+        """Return the model.
+
+        Args:
+            inputs: the names of the axes of each input, all in int64.
+            head: its kind, a note in the file.
+        """
+        graph = helper.make_graph(
+            self._nodes,
+            "bothways",
+            [helper.make_tensor_value_info(n, TensorProto.INT64, a) for n, a in inputs.items()],
+            self._outputs,
+            [*self._constants.values()],
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="bothways",
+            producer_version=__version__,
+        )
+        helper.set_model_props(model, {HEAD: head})
+        return model
+
 
 GlobalRule = Literal["none", "first", "question", "ending"]
 """The global tokens of a Longformer: none, the first, those before the first separator, or those
@@ -48,16 +200,17 @@ class Separators:
     between: int
 
 
-class EncoderGraph:
-    """The part of a graph that computes an encoder's vectors.
+class EncoderGraph(GraphBuilder):
+    """A graph that computes an encoder's vectors.
 
     Args:
-        graph: gets the nodes.
-        encoder: its weights are read.
+        model: its weights are read.
+        choices: whether the inputs are `(questions, choices, length)`: a row for each choice.
         rule: which tokens are global, for a model that has these.
         separators: needed by the rules "question" and "ending".
 
     Attributes:
+        inputs: the names of the axes of each input.
         ids, mask, segments: the inputs `(rows, length)`; `segments` is None for a family that has
             fewer than two.
         length: the number of tokens in a row, as a vector of one number.
@@ -66,19 +219,26 @@ class EncoderGraph:
 
     def __init__(
         self,
-        graph: GraphBuilder,
-        encoder: Encoder,
-        inputs: tuple[str, str, str | None],
+        model: Model,
+        choices: bool = False,
         rule: GlobalRule = "none",
         separators: Separators | None = None,
     ) -> None:
-        self.graph, self.encoder, self.config = graph, encoder, encoder.config
-        self.ids, self.mask, self.segments = inputs
+        super().__init__({id(p): name for name, p in model.named_parameters()})
+        self.model, self.encoder, self.config, op = model, model.encoder, model.config, self.op
+        rows = ["input_ids", "attention_mask"]
+        rows += ["token_type_ids"] if model.config.segments > 1 else []
+        self.inputs = dict.fromkeys(rows, (ROWS, "choices", LENGTH) if choices else (ROWS, LENGTH))
+        if choices:
+            # (questions, choices, length) → (questions · choices, length): a row for each choice.
+            shape = op("Concat", (-1,), op("Shape", "input_ids", start=2), axis=0)
+            rows = [op("Reshape", name, shape) for name in rows]
+        self.ids, self.mask = rows[:2]
+        self.segments = rows[2] if len(rows) > 2 else None
         self._masks: dict[Pattern, str] = {}
         self._rotary: dict[float, tuple[str, str]] = {}
-        op = graph.op
         self.length = op("Shape", self.ids, start=1, end=2)
-        self.keep = graph.unsqueeze(op("Cast", self.mask, to=9), 1, 2)
+        self.keep = self.unsqueeze(op("Cast", self.mask, to=9), 1, 2)
         end = op("Squeeze", self.length, (0,))
         self.places = op("Range", 0, end, 1)
         self.separators, self.rule = separators, rule
@@ -93,99 +253,98 @@ class EncoderGraph:
         for layer in range(self.config.depth):
             for number, block in enumerate(self.encoder.layer(layer)):
                 assert isinstance(block, Block)
-                self.graph.scope = f"/layers.{layer}.{number}"
+                self.scope = f"/layers.{layer}.{number}"
                 x = self.block(block, x, layer)
                 result.append(x)
             if layer == 0 and self.encoder.convolution is not None:
-                self.graph.scope = "/convolution"
+                self.scope = "/convolution"
                 x = result[-1] = self._convolve(self.encoder.convolution, result[0], x)
-        self.graph.scope = "/norm"
-        return [*result[:-1], self.graph.norm(x, self.encoder.norm)]
+        self.scope = "/norm"
+        return [*result[:-1], self.norm(x, self.encoder.norm)]
 
     def decode(self, hidden: str, positions: Tensor) -> str:
         """Apply the last block twice with other queries, see `Encoder.decode`."""
         layer = self.config.depth - 1
         block = self.encoder.layer(layer)[-1]
         assert isinstance(block, Block)
-        queries = self.graph.op("Add", hidden, self._first_rows(self.graph.weight(positions)))
+        queries = self.op("Add", hidden, self._first_rows(self.weight(positions)))
         for _ in range(2):
             queries = self.block(block, hidden, layer, queries)
-        return self.graph.norm(queries, self.encoder.norm)
+        return self.norm(queries, self.encoder.norm)
 
     def block(self, block: Block, x: str, layer: int, queries: str | None = None) -> str:
         """Apply a block, see `Block.forward`."""
-        graph, start = self.graph, x if queries is None else queries
+        start = x if queries is None else queries
         if block.normed_after:
             heads = self._attend(block.attention, x, start, layer)
-            x = graph.op("Add", start, graph.dense(heads, block.attention.out))
-            x = graph.norm(x, block.attention_norm)
-            return graph.norm(graph.op("Add", x, self._feed(block.mlp, x)), block.mlp_norm)
-        normed = graph.norm(x, block.attention_norm)
-        reading = normed if queries is None else graph.norm(queries, block.attention_norm)
+            x = self.op("Add", start, self.dense(heads, block.attention.out))
+            x = self.norm(x, block.attention_norm)
+            return self.norm(self.op("Add", x, self._feed(block.mlp, x)), block.mlp_norm)
+        normed = self.norm(x, block.attention_norm)
+        reading = normed if queries is None else self.norm(queries, block.attention_norm)
         heads = self._attend(block.attention, normed, reading, layer)
-        x = graph.op("Add", start, graph.dense(heads, block.attention.out))
-        return graph.op("Add", x, self._feed(block.mlp, graph.norm(x, block.mlp_norm)))
+        x = self.op("Add", start, self.dense(heads, block.attention.out))
+        return self.op("Add", x, self._feed(block.mlp, self.norm(x, block.mlp_norm)))
 
     def _feed(self, mlp: FeedForward, x: str) -> str:
-        graph = self.graph
-        x = graph.dense(x, mlp.up)
+        x = self.dense(x, mlp.up)
         if not mlp.gated:
-            return graph.dense(graph.activate(mlp.activation, x), mlp.down)
+            return self.dense(self.activate(mlp.activation, x), mlp.down)
         inner = self.config.intermediate_size
-        hidden, gate = graph.split(x, inner, inner)
-        x = graph.op("Mul", graph.activate(mlp.activation, hidden), gate)
-        return graph.dense(x, mlp.down)
+        hidden, gate = self.split(x, inner, inner)
+        x = self.op("Mul", self.activate(mlp.activation, hidden), gate)
+        return self.dense(x, mlp.down)
 
     def _embed(self) -> str:
-        graph, embedding = self.graph, self.encoder.embedding
-        graph.scope = "/embedding"
-        x = graph.op("Gather", graph.weight(embedding.token.weight), self.ids)
+        embedding = self.encoder.embedding
+        self.scope = "/embedding"
+        x = self.op("Gather", self.weight(embedding.token.weight), self.ids)
         if embedding.scale != 1.0:
-            x = graph.op("Mul", x, embedding.scale)
+            x = self.op("Mul", x, embedding.scale)
         match embedding.position:
             case LearnedPositions(offset=offset) as table:
-                rows = graph.weight(table.weight)
-                stop = graph.op("Add", self.length, (offset,))
-                x = graph.op("Add", x, graph.slice(rows, offset, stop, 0))
+                rows = self.weight(table.weight)
+                stop = self.op("Add", self.length, (offset,))
+                x = self.op("Add", x, self.slice(rows, offset, stop, 0))
             case SinusoidalPositions(width=width, interleaved=interleaved):
                 positions = torch.arange(self.config.max_positions)
-                rows = graph.array("sinusoids", sinusoids(positions, width, interleaved).numpy())
-                x = graph.op("Add", x, self._first_rows(rows))
+                rows = self.array("sinusoids", sinusoids(positions, width, interleaved).numpy())
+                x = self.op("Add", x, self._first_rows(rows))
         if embedding.segment is not None:
             # One row is the same for all tokens, and no input.
             at = 0 if self.segments is None else self.segments
-            x = graph.op("Add", x, graph.op("Gather", graph.weight(embedding.segment.weight), at))
+            x = self.op("Add", x, self.op("Gather", self.weight(embedding.segment.weight), at))
         if embedding.task is not None:
-            tasks = graph.weight(embedding.task.weight)
-            x = graph.op("Add", x, graph.op("Gather", tasks, 0))
+            tasks = self.weight(embedding.task.weight)
+            x = self.op("Add", x, self.op("Gather", tasks, 0))
         if embedding.late:
-            return graph.norm(self._project(x), embedding.norm)
-        return self._project(graph.norm(x, embedding.norm))
+            return self.norm(self._project(x), embedding.norm)
+        return self._project(self.norm(x, embedding.norm))
 
     def _project(self, x: str) -> str:
         layer = self.encoder.embedding.project
-        return self.graph.dense(x, layer) if isinstance(layer, torch.nn.Linear) else x
+        return self.dense(x, layer) if isinstance(layer, nn.Linear) else x
 
     def _first_rows(self, table: str) -> str:
         """Return the rows of a table for the positions of the input."""
-        return self.graph.slice(table, 0, self.length, 0)
+        return self.slice(table, 0, self.length, 0)
 
     def _convolve(self, module: NgramConvolution, embeddings: str, x: str) -> str:
-        graph, conv = self.graph, module.conv
-        keep = graph.unsqueeze(graph.op("Cast", self.mask, to=1), 2)
-        padded = graph.op("Transpose", graph.op("Mul", embeddings, keep), perm=(0, 2, 1))
+        conv = module.conv
+        keep = self.unsqueeze(self.op("Cast", self.mask, to=1), 2)
+        padded = self.op("Transpose", self.op("Mul", embeddings, keep), perm=(0, 2, 1))
         half = conv.kernel_size[0] // 2
         assert conv.bias is not None
-        weights = graph.weight(conv.weight), graph.weight(conv.bias)
-        y = graph.op("Conv", padded, *weights, group=conv.groups, pads=(half, half))
-        y = graph.activate(module.activation, graph.op("Transpose", y, perm=(0, 2, 1)))
-        return graph.norm(graph.op("Add", x, y), module.norm)
+        weights = self.weight(conv.weight), self.weight(conv.bias)
+        y = self.op("Conv", padded, *weights, group=conv.groups, pads=(half, half))
+        y = self.activate(module.activation, self.op("Transpose", y, perm=(0, 2, 1)))
+        return self.norm(self.op("Add", x, y), module.norm)
 
     # Attention
 
     def _attend(self, module: Attention, x: str, queries: str, layer: int) -> str:
         """Return the heads' outputs, concatenated; `x` is what they attend to."""
-        graph, config = self.graph, self.config
+        config = self.config
         pattern, base = config.pattern(layer), config.base(layer)
         q, k, v = self._split_heads(self._qkv(module, x))
         if queries != x:
@@ -194,128 +353,120 @@ class EncoderGraph:
             q, k = self._rotate(q, base), self._rotate(k, base)
         count = 1 + len(module.terms)
         scale = (config.width // config.heads * count) ** -0.5
-        q = graph.op("Mul", q, scale)
+        q = self.op("Mul", q, scale)
         added = self._position_scores(module, q, k, scale)
         result = self._product(q, k, v, [*added, self._bias(pattern)])
         if self.global_tokens is not None and module.global_qkv is not None:
-            global_heads = self._split_heads(graph.dense(x, module.global_qkv))
-            global_result = self._attend_from_global(*global_heads, scale)
-            is_global = graph.unsqueeze(self.global_tokens, 1, 3)  # (rows, 1, length, 1)
-            result = graph.op("Where", is_global, global_result, result)
-        joined = graph.op("Transpose", result, perm=(0, 2, 1, 3))
-        return graph.op("Reshape", joined, (0, 0, config.width))
+            # Rows of tokens that are not global are arbitrary; a single global one is repeated.
+            global_q, global_k, global_v = self._split_heads(self.dense(x, module.global_qkv))
+            if self.rule == "first":
+                global_q = self.slice(global_q, 0, 1, 2)
+            global_q = self.op("Mul", global_q, scale)
+            global_result = self._product(global_q, global_k, global_v, [self._bias(Full())])
+            is_global = self.unsqueeze(self.global_tokens, 1, 3)  # (rows, 1, length, 1)
+            result = self.op("Where", is_global, global_result, result)
+        joined = self.op("Transpose", result, perm=(0, 2, 1, 3))
+        return self.op("Reshape", joined, (0, 0, config.width))
 
     def _qkv(self, module: Attention, x: str) -> str:
         if isinstance(module.qkv, GroupedProjection):
-            return self._grouped(module.qkv, x)
-        x = self.graph.dense(x, module.qkv)
+            # Keys and values of a group are repeated for its heads.
+            projection, size = module.qkv, module.qkv.size
+            projected = self.dense(x, projection.key_value)  # (rows, length, 2 · groups · size)
+            apart = self.op("Reshape", projected, (0, 0, 2 * projection.groups, size))
+            # The group of each head: those of keys, then those of values.
+            numbers = torch.arange(2 * projection.groups).repeat_interleave(projection.repeats)
+            groups = self.array(f"groups_{projection.groups}", numbers.numpy())
+            repeated = self.op("Gather", apart, groups, axis=2)
+            joined = self.op("Reshape", repeated, (0, 0, 2 * self.config.heads * size))
+            return self.op("Concat", self.dense(x, projection.query), joined, axis=-1)
+        x = self.dense(x, module.qkv)
         if module.bias is None:
             return x
         query, value = module.bias.detach().chunk(2)
-        name = f"{self.graph.scope}.qkv.bias"
+        name = f"{self.scope}.qkv.bias"
         bias = torch.cat([query, torch.zeros_like(query), value])
-        return self.graph.op("Add", x, self.graph.array(name, bias.numpy()))
-
-    def _grouped(self, projection: GroupedProjection, x: str) -> str:
-        """Return queries, keys and values, those of a group repeated for its heads."""
-        graph, heads, size = self.graph, self.config.heads, projection.size
-        projected = graph.dense(x, projection.key_value)  # (rows, length, 2 · groups · size)
-        apart = graph.op("Reshape", projected, (0, 0, 2 * projection.groups, size))
-        # The group of each head: those of keys, then those of values.
-        numbers = torch.arange(2 * projection.groups).repeat_interleave(projection.repeats)
-        name = f"groups_{projection.groups}"
-        repeated = graph.op("Gather", apart, graph.array(name, numbers.numpy()), axis=2)
-        joined = graph.op("Reshape", repeated, (0, 0, 2 * heads * size))
-        return graph.op("Concat", graph.dense(x, projection.query), joined, axis=-1)
+        return self.op("Add", x, self.array(name, bias.numpy()))
 
     def _split_heads(self, x: str) -> tuple[str, str, str]:
         """Return queries, keys and values `(rows, heads, length, d)`."""
-        graph, width, heads = self.graph, self.config.width, self.config.heads
-        tensors = graph.split(x, width, width, width)
+        width, heads = self.config.width, self.config.heads
+        tensors = self.split(x, width, width, width)
         shape = (0, 0, heads, width // heads)
         q, k, v = (
-            graph.op("Transpose", graph.op("Reshape", tensor, shape), perm=(0, 2, 1, 3))
+            self.op("Transpose", self.op("Reshape", tensor, shape), perm=(0, 2, 1, 3))
             for tensor in tensors
         )
         return q, k, v
 
     def _product(self, q: str, k: str, v: str, added: list[str]) -> str:
         """Return softmax(q kᵀ + added) v; queries are scaled."""
-        graph = self.graph
-        scores = graph.op("MatMul", q, graph.op("Transpose", k, perm=(0, 1, 3, 2)))
+        scores = self.op("MatMul", q, self.op("Transpose", k, perm=(0, 1, 3, 2)))
         for term in added:
-            scores = graph.op("Add", scores, term)
-        return graph.op("MatMul", graph.op("Softmax", scores, axis=-1), v)
+            scores = self.op("Add", scores, term)
+        return self.op("MatMul", self.op("Softmax", scores, axis=-1), v)
 
     def _rotate(self, x: str, base: float) -> str:
         """Rotate queries or keys, see `RotaryTables`."""
-        graph, pairs = self.graph, self.config.width // self.config.heads // 2
+        pairs = self.config.width // self.config.heads // 2
         if base not in self._rotary:
             positions, position = torch.arange(self.config.max_positions), self.config.position
             factor = position.factor if isinstance(position, Rotary) else 1.0
             tables = RotaryTables.of(positions, 2 * pairs, base, factor)
             names = (f"rotary_{base}.{name}" for name in ("cos", "sin"))
             cos, sin = (
-                self._first_rows(graph.array(name, table.flatten(1).numpy()))
+                self._first_rows(self.array(name, table.flatten(1).numpy()))
                 for name, table in zip(names, (tables.cos, tables.sin), strict=True)
             )
             self._rotary[base] = cos, sin
         cos, sin = self._rotary[base]
         # (a, b) → (a cos − b sin, b cos + a sin), with a and b the halves of a head's vector.
-        half, second = graph.split(x, pairs, pairs)
+        half, second = self.split(x, pairs, pairs)
         turned = (
-            graph.op("Sub", graph.op("Mul", half, cos), graph.op("Mul", second, sin)),
-            graph.op("Add", graph.op("Mul", second, cos), graph.op("Mul", half, sin)),
+            self.op("Sub", self.op("Mul", half, cos), self.op("Mul", second, sin)),
+            self.op("Add", self.op("Mul", second, cos), self.op("Mul", half, sin)),
         )
-        return graph.op("Concat", *turned, axis=-1)
-
-    def _attend_from_global(self, q: str, k: str, v: str, scale: float) -> str:
-        """Compute the attention of global tokens to all tokens; other rows are arbitrary."""
-        graph = self.graph
-        if self.rule == "first":  # only its row is computed, and repeated
-            q = graph.slice(q, 0, 1, 2)
-        q = graph.op("Mul", q, scale)
-        return self._product(q, k, v, [self._bias(Full())])
+        return self.op("Concat", *turned, axis=-1)
 
     # Masks
 
     def _global_tokens(self) -> str | None:
         """Return True for global tokens `(rows, length)`; None where there are none."""
-        graph, rule = self.graph, self.rule
-        graph.scope = "/global_tokens"
+        rule = self.rule
+        self.scope = "/global_tokens"
         if rule == "none":
             return None
-        keep = graph.op("Cast", self.mask, to=9)
+        keep = self.op("Cast", self.mask, to=9)
         if rule == "first":
-            is_first = graph.op("Less", self.places, 1)
-            return graph.op("And", graph.unsqueeze(is_first, 0), keep)
+            is_first = self.op("Less", self.places, 1)
+            return self.op("And", self.unsqueeze(is_first, 0), keep)
         assert self.separators is not None
-        is_separator = graph.op("Equal", self.ids, self.separators.id)
-        is_separator = graph.op("And", is_separator, keep)
+        is_separator = self.op("Equal", self.ids, self.separators.id)
+        is_separator = self.op("And", is_separator, keep)
         # ArgMax is the first place of the largest value: the first separator.
-        at = graph.op("ArgMax", graph.op("Cast", is_separator, to=7), axis=1, keepdims=1)
+        at = self.op("ArgMax", self.op("Cast", is_separator, to=7), axis=1, keepdims=1)
         if rule == "question":
-            return graph.op("Less", self.places, at)
-        begin = graph.op("Add", at, self.separators.between)
-        is_ending = graph.op("GreaterOrEqual", self.places, begin)
-        return graph.op("And", is_ending, keep)
+            return self.op("Less", self.places, at)
+        begin = self.op("Add", at, self.separators.between)
+        is_ending = self.op("GreaterOrEqual", self.places, begin)
+        return self.op("And", is_ending, keep)
 
     def _bias(self, pattern: Pattern) -> str:
         """Build the bias of attention scores: 0 where a query attends to a key; computed once."""
         if pattern not in self._masks:
-            graph, scope = self.graph, self.graph.scope
-            graph.scope = "/mask"
+            scope = self.scope
+            self.scope = "/mask"
             if isinstance(pattern, Blocks):
                 self._masks[pattern] = self._block_bias(pattern)
             else:
-                self._masks[pattern] = graph.op("Where", self._seen(pattern), 0.0, LOWEST)
-            graph.scope = scope
+                self._masks[pattern] = self.op("Where", self._seen(pattern), 0.0, LOWEST)
+            self.scope = scope
         return self._masks[pattern]
 
     def _seen(self, pattern: Full | Window | Causal) -> str:
         """Return True where a query attends to a key: `(rows, 1, queries or 1, keys)`."""
-        graph, op = self.graph, self.graph.op
-        query = graph.unsqueeze(self.places, 1)
+        op = self.op
+        query = self.unsqueeze(self.places, 1)
         match pattern:
             case Full():
                 return self.keep
@@ -323,7 +474,7 @@ class EncoderGraph:
                 far = op("Abs", op("Sub", query, self.places))
                 near = op("LessOrEqual", far, radius)
                 if self.global_tokens is not None:
-                    near = op("Or", near, graph.unsqueeze(self.global_tokens, 1, 2))
+                    near = op("Or", near, self.unsqueeze(self.global_tokens, 1, 2))
             case Causal():
                 near = op("GreaterOrEqual", query, self.places)
             case _:
@@ -335,11 +486,11 @@ class EncoderGraph:
 
         A key that is read n times has the weight n in the softmax, which is log n on its score.
         """
-        graph, op, size = self.graph, self.graph.op, pattern.size
-        lengths = graph.unsqueeze(op("ReduceSum", self.mask, (1,)), 2, 3)
+        op, size = self.op, pattern.size
+        lengths = self.unsqueeze(op("ReduceSum", self.mask, (1,)), 2, 3)
         end_block = op("Div", op("Sub", lengths, 1), size)  # (rows, 1, 1, 1)
         key = op("Div", self.places, size)
-        query = graph.unsqueeze(key, 1)
+        query = self.unsqueeze(key, 1)
         ends = [
             op("Or", op("Equal", block, 0), op("Equal", block, end_block)) for block in (query, key)
         ]
@@ -359,65 +510,64 @@ class EncoderGraph:
         Falling from length − 1, and rising from 1 − length, each with 2 · length rows: the last one
         is a filler, see `_diagonals`.
         """
-        position, graph = self.config.position, self.graph
+        position = self.config.position
         if not isinstance(position, Disentangled):
             return None
-        graph.scope = "/relative"
+        self.scope = "/relative"
         max_positions = position.max_positions
         # The tables are for the longest sequence; the middle 2 · length rows are those of this one.
-        start = graph.op("Sub", (max_positions,), self.length)
-        stop = graph.op("Add", (max_positions,), self.length)
+        start = self.op("Sub", (max_positions,), self.length)
+        stop = self.op("Add", (max_positions,), self.length)
         falling = row_of(position, torch.arange(max_positions - 1, -max_positions - 1, -1)).numpy()
         rising = row_of(position, torch.arange(1 - max_positions, max_positions + 1)).numpy()
         return (
-            graph.slice(graph.array("falling_distances", falling), start, stop, 0),
-            graph.slice(graph.array("rising_distances", rising), start, stop, 0),
+            self.slice(self.array("falling_distances", falling), start, stop, 0),
+            self.slice(self.array("rising_distances", rising), start, stop, 0),
         )
 
     def _distance_bias(self) -> str | None:
         """Return the bias of distances `(1, heads, length, length)`; None without one."""
-        graph, op, position = self.graph, self.graph.op, self.config.position
+        op, position = self.op, self.config.position
         relative = self.encoder.relative
         if not isinstance(position, Learned) or not isinstance(relative, ScoreBias):
             return None
         assert isinstance(position.bias, DistanceBias)
-        graph.scope, max_positions = "/relative", position.max_positions
+        self.scope, max_positions = "/relative", position.max_positions
         buckets = bucket_of(position.bias, torch.arange(1 - max_positions, max_positions)).numpy()
-        query = graph.unsqueeze(self.places, 1)
+        query = self.unsqueeze(self.places, 1)
         distances = op("Add", op("Sub", query, self.places), max_positions - 1)
-        rows = op("Gather", graph.array("buckets", buckets), distances)
-        values = op("Gather", graph.weight(relative.table.weight), rows)  # (length, length, heads)
-        return graph.unsqueeze(op("Transpose", values, perm=(2, 0, 1)), 0)
+        rows = op("Gather", self.array("buckets", buckets), distances)
+        values = op("Gather", self.weight(relative.table.weight), rows)  # (length, length, heads)
+        return self.unsqueeze(op("Transpose", values, perm=(2, 0, 1)), 0)
 
     def _position_scores(self, module: Attention, q: str, k: str, scale: float) -> list[str]:
         """Build the terms that relative positions add to the scores of scaled queries."""
-        graph, relative = self.graph, self.encoder.relative
+        relative = self.encoder.relative
         if self._score_bias is not None:
             return [self._score_bias]
         if self._relative is None or relative is None or isinstance(relative, ScoreBias):
             return []
         falling, rising = self._relative
-        table = graph.norm(graph.weight(relative.table.weight), relative.norm)
-        keys, queries = self._position_vectors(module, table)
+        table = self.norm(self.weight(relative.table.weight), relative.norm)
+        # Keys and queries of relative positions `(rows, width)`, constant in the graph.
+        if module.position_key is None and module.position_query is None:
+            width, terms = self.config.width, module.terms
+            all_queries, all_keys, _ = self.split(self._qkv(module, table), width, width, width)
+            keys = all_keys if "c2p" in terms else None
+            queries = all_queries if "p2c" in terms else None
+        else:
+            keys, queries = (
+                None if layer is None else self.dense(table, layer)
+                for layer in (module.position_key, module.position_query)
+            )
         result = []
         if keys is not None:
-            result.append(self._diagonals(q, graph.op("Gather", keys, falling)))
+            result.append(self._diagonals(q, self.op("Gather", keys, falling)))
         if queries is not None:
-            scaled = graph.op("Mul", graph.op("Gather", queries, rising), scale)
+            scaled = self.op("Mul", self.op("Gather", queries, rising), scale)
             turned = self._diagonals(k, scaled)  # keys by queries
-            result.append(graph.op("Transpose", turned, perm=(0, 1, 3, 2)))
+            result.append(self.op("Transpose", turned, perm=(0, 1, 3, 2)))
         return result
-
-    def _position_vectors(self, module: Attention, table: str) -> tuple[str | None, str | None]:
-        """Return keys and queries of relative positions `(rows, width)`, constant in the graph."""
-        graph, width = self.graph, self.config.width
-        if module.position_key is None and module.position_query is None:
-            queries, keys, _ = graph.split(self._qkv(module, table), width, width, width)
-            terms = module.terms
-            return keys if "c2p" in terms else None, queries if "p2c" in terms else None
-        keys_queries = (module.position_key, module.position_query)
-        vectors = [None if layer is None else graph.dense(table, layer) for layer in keys_queries]
-        return vectors[0], vectors[1]
 
     def _diagonals(self, x: str, vectors: str) -> str:
         """Return the product of token i with the vector n − 1 − i + j at (i, j).
@@ -430,7 +580,7 @@ class EncoderGraph:
         from the number n − 1 on: each row begins one place further left. See
         `attention.dispatch.along_diagonals`.
         """
-        graph, op = self.graph, self.graph.op
+        op = self.op
         heads = self.config.heads
         apart = op("Reshape", vectors, (0, heads, self.config.width // heads))
         products = op("MatMul", x, op("Transpose", apart, perm=(1, 2, 0)))
@@ -438,6 +588,6 @@ class EncoderGraph:
         start = op("Sub", self.length, (1,))
         row = op("Add", self.length, start)  # 2n − 1
         stop = op("Add", start, op("Mul", self.length, row))
-        diagonal = graph.slice(flat, start, stop, 2)
+        diagonal = self.slice(flat, start, stop, 2)
         shape = op("Concat", (0, 0), self.length, row, axis=0)
-        return graph.slice(op("Reshape", diagonal, shape), 0, self.length, 3)
+        return self.slice(op("Reshape", diagonal, shape), 0, self.length, 3)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import fnmatch
 import logging
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,26 +19,19 @@ from bothways._version import __version__
 from bothways.core.batch import Batch, Layout
 from bothways.core.config import reader as configs
 from bothways.core.config.values import Tree, require_choice
-from bothways.core.errors import DivergedError, FolderError, optional, require
+from bothways.core.errors import DivergedError, optional, require
 from bothways.core.files import check_not_input, local_path, replace_folder
 from bothways.core.progress import SILENT, Progress
-from bothways.core.terminal import listed
+from bothways.hub import model_folder
 from bothways.hub.hf_config import RECORD, read_hf_config
-from bothways.hub.model_folder import (
-    VERSION,
-    VOCABULARY,
-    read_record,
-    vocabulary_digest,
-    write_files,
-)
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.hub.sentence_transformers import SentenceEncoderConfig, program_files
+from bothways.hub.sentence_transformers import program_files
 from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction import session_model
 from bothways.prediction.analysis.evaluation import MAX_LOSS, Int8Report, measure_int8
-from bothways.prediction.export.encoder_graph import GlobalRule, Separators
+from bothways.prediction.export.encoder_graph import Separators
 from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.base import Metrics, TaskModel
@@ -120,7 +111,6 @@ class Comparison:
     """Difference between the outputs of a runtime and the model.
 
     Attributes:
-        runtime: its name.
         largest: the largest difference, as a share of the largest output, at least of 1.
         tolerance: the largest that is allowed.
         shapes: the rows and lengths that were compared.
@@ -134,10 +124,8 @@ class Comparison:
     def check(self) -> None:
         """Raise DivergedError if the difference is too large, or not a number."""
         if not self.largest <= self.tolerance:
-            message = (
-                f"its outputs in {self.runtime} differ from the model's by {self.largest:.1e}; "
-                f"the limit is {self.tolerance:g}"
-            )
+            difference = f"{self.largest:.1e}; the limit is {self.tolerance:g}"
+            message = f"its outputs in {self.runtime} differ from the model's by {difference}"
             fix = "Nothing was written. Use another version of the runtime, or serve with bothways."
             raise DivergedError(message, where="export", fix=fix)
 
@@ -163,7 +151,12 @@ def compare_outputs(
         outputs = head_outputs(model, exported.head, batch)
         shares.append(_share(outputs, head_outputs(session, exported.head, batch)) / TOLERANCE)
         if exported.sentence is not None:
-            vectors = sentence_vectors(model, outputs, batch.layout, exported.sentence)
+            vectors = pool(outputs, batch.layout, exported.sentence.pooling)
+            if (projection := projection_of(model)) is not None:
+                vectors = projection(vectors)
+            if exported.sentence.normalised:
+                vectors = torch.nn.functional.normalize(vectors, dim=-1)
+            vectors = vectors[:, : exported.sentence.components]
             inputs = session_model.padded_inputs(config, exported.head, batch)
             actual = torch.from_numpy(run(inputs)["sentence_embedding"])
             limit = UNIT_TOLERANCE if exported.sentence.normalised else TOLERANCE
@@ -177,18 +170,6 @@ def head_outputs(model: Model, head: HeadKind, batch: Batch) -> Tensor:
     hidden = model.encoder(batch)
     rows = hidden.last if head == "none" else model.outputs(head, batch, hidden)
     return rows.view(len(rows), -1)
-
-
-def sentence_vectors(
-    model: Model, x: Tensor, layout: Layout, config: SentenceEncoderConfig
-) -> Tensor:
-    """Return the vector of each sequence from those of its tokens."""
-    vectors = pool(x, layout, config.pooling)
-    if (projection := projection_of(model)) is not None:
-        vectors = projection(vectors)
-    if config.normalised:
-        vectors = torch.nn.functional.normalize(vectors, dim=-1)
-    return vectors[:, : config.components]
 
 
 def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
@@ -206,37 +187,23 @@ def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
         row_lengths = [min(length, config.max_positions) for length in lengths]
         ids = torch.randint(config.vocab, (sum(row_lengths),), generator=draw)
         segments = torch.randint(max(1, config.segments), (sum(row_lengths),), generator=draw)
-        batch, separators = Batch(ids, segments, Layout.of(row_lengths)), Separators(0, 0)
-        if config.has_global_attention:
+        layout, mask = Layout.of(row_lengths), None
+        if config.has_global_attention and rule != "none":
             # A separator in each text, and global tokens as tasks mark them.
-            if exported.separators is not None and rule not in ("none", "first"):
-                separators, layout = exported.separators, batch.layout
-                token_counts = layout.cu_seqlens.diff()
-                middle = (layout.first_tokens + token_counts // 2)[token_counts > 2]
-                batch = dataclasses.replace(
-                    batch, ids=batch.ids.index_fill(0, middle, separators.id)
-                )
-            mask = global_tokens(batch, rule, separators.id, separators.between)
-            batch = dataclasses.replace(batch, global_attention_mask=mask)
-        yield batch
-
-
-def global_tokens(batch: Batch, rule: GlobalRule, separator: int, between: int) -> Tensor | None:
-    """Return True for the global tokens of a rule, sequence by sequence."""
-    if rule == "none":
-        return None
-    result = torch.zeros_like(batch.ids, dtype=torch.bool)
-    for start, length in zip(batch.layout.first_tokens.tolist(), batch.layout.lengths, strict=True):
-        row = batch.ids[start : start + length].tolist()
-        at = row.index(separator) if rule != "first" and separator in row else 0
-        match rule:
-            case "first":
-                result[start] = True
-            case "question":
-                result[start : start + at] = True
-            case "ending":
-                result[start + at + between : start + length] = True
-    return result
+            mask = torch.zeros_like(ids, dtype=torch.bool)
+            for start, length in zip(layout.first_tokens.tolist(), row_lengths, strict=True):
+                if rule == "first":
+                    mask[start] = True
+                    continue
+                assert exported.separators is not None
+                separator, between = exported.separators.id, exported.separators.between
+                if length > 2:
+                    ids[start + length // 2] = separator
+                row = ids[start : start + length].tolist()
+                at = start + (row.index(separator) if separator in row else 0)
+                end = start + length
+                mask[slice(start, at) if rule == "question" else slice(at + between, end)] = True
+        yield Batch(ids, segments, layout, global_attention_mask=mask)
 
 
 def _share(expected: Tensor, actual: Tensor) -> float:
@@ -247,6 +214,10 @@ def _share(expected: Tensor, actual: Tensor) -> float:
 
 Format = Literal["onnx", "openvino"]
 """Formats of an export."""
+RUNTIMES: Mapping[str, tuple[session_model.GraphRuntime, str]] = {
+    "onnx": ("onnxruntime", "onnxruntime"), "openvino": ("openvino", "OpenVINO"),
+}  # fmt: skip
+"""The runtime of each format, and its title."""
 ONNX, OPENVINO = session_model.FILES["onnxruntime"], session_model.FILES["openvino"]
 INLINE_BYTES = 1_900_000_000
 """Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
@@ -279,8 +250,6 @@ class ExportResult:
     """Result of an export.
 
     Attributes:
-        folder: the exported folder.
-        task: the name of the task that it is for.
         comparisons: the comparison with the model in each runtime.
         int8: the cost and gain of int8 in each runtime; empty if it was not asked for.
         sizes: bytes by file of a graph.
@@ -309,23 +278,15 @@ def write_export(
     Args:
         settings: settings of the task, such as {"pooling": "cls"} or ["pooling=cls"].
         int8: labelled data for second files in int8, which are written only if they pass.
-        progress: receives the stages.
     """
     formats = [*get_args(Format)] if to == "both" else [to] if isinstance(to, str) else [*to]
     require_choice(Format, "to", *formats or ["nothing"])
-    steps = [TARGETS[name] for name in dict.fromkeys(("onnx", *formats))]
     # Every format is made of the ONNX file, which is compared with the model first.
-    require("export", "exporting a model", "onnx", *(step.runtime for step in steps))
+    steps = [(name, *RUNTIMES[name]) for name in dict.fromkeys(("onnx", *formats))]
+    require("export", "exporting a model", "onnx", *(runtime for _, runtime, _ in steps))
     source, target = resolve(resolve_run(str(folder))), local_path(out)
     check_not_input(target, [source])
-    if target.exists() and not target.is_dir():
-        raise FolderError("is a file, not a folder", where=target, fix="Choose another folder.")
-    # An export replaces only an earlier one.
-    names = sorted(path.name for path in target.iterdir()) if target.exists() else []
-    foreign = [name for name in names if not any(fnmatch.fnmatch(name, x) for x in _OURS)]
-    if foreign:
-        message = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
-        raise FolderError(message, where=target, fix="Choose an empty or a new folder.")
+    model_folder.check_replaceable(target, _OURS, "an export")
     progress.stage("building the graph")
     task_model = open_task_model(source, task, length=length, device="cpu", settings=settings)
     exported = exported_part(task_model)
@@ -333,29 +294,30 @@ def write_export(
         _write_companions(hidden, source, task_model, exported)
         _save(build_graph(task_model.model, exported), hidden / ONNX["fp32"])
         comparisons = []
-        for step in steps:
-            progress.stage(f"comparing with {step.title}")
-            step.convert(hidden, exported.head)
-            run = session_model.OPENERS[step.runtime](
-                hidden / session_model.FILES[step.runtime]["fp32"]
-            )
-            comparisons.append(compare_outputs(task_model.model, exported, run, step.title))
+        for name, runtime, title in steps:
+            progress.stage(f"comparing with {title}")
+            file = hidden / session_model.FILES[runtime]["fp32"]
+            if name == "openvino":
+                convert_to_openvino(hidden / ONNX["fp32"], file, exported.head)
+            run, _ = session_model.OPENERS[runtime](file)
+            comparisons.append(compare_outputs(task_model.model, exported, run, title))
         for comparison in comparisons:
             comparison.check()
         reports: dict[session_model.GraphRuntime, Int8Report] = {}
-        for step in [TARGETS[name] for name in formats] if int8 is not None else ():
+        for name in formats if int8 is not None else ():
             assert int8 is not None
-            progress.stage(f"quantising for {step.title}")
-            step.quantise(hidden, task_model.model, exported)
-            progress.stage(f"evaluating fp32 and int8 in {step.title}")
+            runtime, title = RUNTIMES[name]
+            progress.stage(f"quantising for {title}")
+            _quantise(hidden, name, task_model.model, exported)
+            progress.stage(f"evaluating fp32 and int8 in {title}")
             report = measure_int8(
-                lambda precision, runtime=step.runtime: open_task(
+                lambda precision, runtime=runtime: open_task(
                     hidden, runtime=runtime, precision=precision
                 ),
                 int8.evaluate,
             )
             report.check(int8.limit)
-            reports[step.runtime] = report
+            reports[runtime] = report
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
         sizes = {
@@ -395,18 +357,18 @@ def _write_companions(
         segments = model.config.segments > 1
         tokenizer.save(hidden, positions=model.config.max_positions, segments=segments)
     record = {
-        VERSION: __version__,
-        VOCABULARY: vocabulary_digest(tokenizer),
+        model_folder.VERSION: __version__,
+        model_folder.VOCABULARY: model_folder.vocabulary_digest(tokenizer),
         "task": configs.to_dict(task_model.task),
         "length": task_model.length,
     }
-    if (calibration := read_record(source).get("calibration")) is not None:
+    if (calibration := model_folder.read_record(source).get("calibration")) is not None:
         record["calibration"] = calibration
     files: dict[str, Any] = {RECORD: record, **task_model.task.program_files(task_model.length)}
     files["config.json"] = {**read_hf_config(source).raw, **files.get("config.json", {})}
     if exported.sentence is not None:
         files |= program_files(exported.sentence, model)
-    write_files(hidden, files)
+    model_folder.write_files(hidden, files)
 
 
 def _save(graph: onnx.ModelProto, file: Path) -> None:
@@ -418,8 +380,15 @@ def _save(graph: onnx.ModelProto, file: Path) -> None:
     )
 
 
-def _quantise_onnx(hidden: Path, model: Model, exported: ExportedPart) -> None:
-    """Write the ONNX file in int8: weights are rounded here, activations by onnxruntime."""
+def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> None:
+    """Write a graph in int8: weights are rounded here, activations by the runtime."""
+    if form == "openvino":
+        source = hidden / "onnx" / "int8_weights.onnx"
+        _save(with_int8_weights(build_graph(model, exported)), source)
+        convert_to_openvino(source, hidden / OPENVINO["int8"], exported.head)
+        for file in source.parent.glob(f"{source.name}*"):
+            file.unlink()
+        return
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     logger, level = logging.getLogger(), logging.getLogger().level
@@ -438,15 +407,6 @@ def _quantise_onnx(hidden: Path, model: Model, exported: ExportedPart) -> None:
         logger.setLevel(level)
 
 
-def _quantise_openvino(hidden: Path, model: Model, exported: ExportedPart) -> None:
-    """Write the OpenVINO model with weights in int8."""
-    source = hidden / "onnx" / "int8_weights.onnx"
-    _save(with_int8_weights(build_graph(model, exported)), source)
-    convert_to_openvino(source, hidden / OPENVINO["int8"], exported.head)
-    for file in source.parent.glob(f"{source.name}*"):
-        file.unlink()
-
-
 def convert_to_openvino(source: Path, target: Path, head: str) -> None:
     """Write an ONNX file as an OpenVINO model, with weights in the precision that they have there.
 
@@ -462,26 +422,3 @@ def convert_to_openvino(source: Path, target: Path, head: str) -> None:
     model = openvino.convert_model(source)
     model.set_rt_info(head, session_model.HEAD)
     openvino.save_model(model, target, compress_to_fp16=False)
-
-
-class ExportTarget(NamedTuple):
-    """A format: its runtime, and what writes its files, from that of ONNX and in int8."""
-
-    runtime: session_model.GraphRuntime
-    title: str
-    convert: Callable[[Path, str], None]
-    quantise: Callable[[Path, Model, ExportedPart], None]
-
-
-TARGETS: Mapping[str, ExportTarget] = {
-    "onnx": ExportTarget("onnxruntime", "onnxruntime", lambda hidden, head: None, _quantise_onnx),
-    "openvino": ExportTarget(
-        "openvino",
-        "OpenVINO",
-        lambda hidden, head: convert_to_openvino(
-            hidden / ONNX["fp32"], hidden / OPENVINO["fp32"], head
-        ),
-        _quantise_openvino,
-    ),
-}
-"""The formats by name; `session_model` has the files and the classes of their runtimes."""

@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence as Many
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from bothways.core.errors import DataError, FolderError, optional
 from bothways.core.files import lock_folder, replace_file, replace_text, surrogate_in
 from bothways.core.progress import Progress
 from bothways.core.terminal import listed, quantity
-from bothways.prediction.search import stored_vectors
-from bothways.prediction.search.bm25 import BM25
+from bothways.prediction.search import ranking
 from bothways.prediction.search.index import RECORD, Index, IndexRecord, Segment
 
 Embed = Callable[[list[str]], Float32[np.ndarray, "texts width"]]
@@ -77,31 +77,39 @@ def change_index(
             current = {"deleted": {record.deleted}, "bm25": {record.bm25}}.get(match[1], numbers)
             if int(match[2]) not in current:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        change = _Change(folder, record, index, record.changes + 1, progress)
+        record = dataclasses.replace(record, changes=record.changes + 1)
+        change = _Change(folder, record, index, progress)
         change.write(documents, embed, frozenset(delete), graph)
         if bm25 or record.bm25 is not None:
-            change.count_words()
+            # The weight of each word depends on all documents.
+            index = Index(folder, change.record)
+            positions = range(len(change.record.segments))
+            texts = [text for position in positions for _, text in index.documents(position)]
+            progress.stage("counting words", len(texts))
+            # An index without documents keeps its words, so that the next ones are counted, too.
+            ranking.BM25.of(texts or [""]).save(folder / f"bm25-{record.changes}")
+            change.record = dataclasses.replace(change.record, bm25=record.changes)
         replace_text(folder / RECORD, json.dumps(configs.to_dict(change.record), indent=1))
         return Index(folder)
 
 
+@dataclass
 class _Change:
     """A change that is being written; `record` is the index after it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        record: IndexRecord,
-        index: Index | None,
-        number: int,
-        progress: Progress,
-    ) -> None:
-        self.folder, self.index, self.number, self.progress = folder, index, number, progress
-        self.record = dataclasses.replace(record, changes=number)
+    folder: Path
+    record: IndexRecord
+    index: Index | None
+    progress: Progress
+    added: int = 0
 
     def path(self, name: str, suffix: str = "npy") -> Path:
         """Return the path of a file of this change."""
-        return self.folder / f"{name}-{self.number}.{suffix}"
+        return self.folder / f"{name}-{self.record.changes}.{suffix}"
+
+    def save(self, name: str, array: NDArray[Any]) -> None:
+        """Write an array."""
+        replace_file(self.path(name), lambda path: np.save(path, array))
 
     def write(
         self,
@@ -113,24 +121,29 @@ class _Change:
         """Write the segment and what is deleted of the others."""
         ids, offsets, joined = list[bytes](), [0], list[int]()
 
+        def rows() -> Iterator[tuple[str, str]]:
+            """Yield new documents, and after them the documents of the joined segments."""
+            yield from self._named(documents)
+            joined.extend(self._delete(ids, delete))
+            self.added = len(ids)
+            for position in joined:
+                assert self.index is not None
+                yield from self.index.documents(position)
+
         def write_texts(path: Path) -> None:
-            """Write new documents, and after them the documents of the joined segments."""
-            nonlocal joined
             with path.open("wb") as file:
-                for name, text in self._named(documents):
-                    self._write_line(file, name, text, ids, offsets)
-                joined = self._delete(ids, delete)
-                self.added = len(ids)
-                for position in joined:
-                    assert self.index is not None
-                    for name, text in self.index.documents(position):
-                        self._write_line(file, name, text, ids, offsets)
+                for name, text in rows():
+                    values = {"id": name, "text": text}
+                    line = json.dumps(values, ensure_ascii=False).encode() + b"\n"
+                    file.write(line)
+                    ids.append(name.encode())
+                    offsets.append(offsets[-1] + len(line))
 
         replace_file(self.path("texts", "jsonl"), write_texts)
         segments = [s for n, s in enumerate(self.record.segments) if n not in joined]
         if ids:
-            replace_file(self.path("ids"), lambda path: np.save(path, np.array(ids, dtype="S")))
-            replace_file(self.path("offsets"), lambda path: np.save(path, np.array(offsets)))
+            self.save("ids", np.array(ids, dtype="S"))
+            self.save("offsets", np.array(offsets))
             replace_file(
                 self.path("vectors"),
                 lambda path: self._write_vectors(path, len(ids), joined, embed),
@@ -142,9 +155,16 @@ class _Change:
             graph = (graph or any(s.graph for s in self.record.segments)) and len(ids) >= GRAPH_ROWS
             if graph:
                 self._build_graph()
-            segments.append(Segment(self.number, len(ids), graph))
-        self._write_deleted(joined)
-        self.record = dataclasses.replace(self.record, segments=tuple(segments))
+            segments.append(Segment(self.record.changes, len(ids), graph))
+        deleted = np.empty(0, np.bool_)
+        if self.index is not None:
+            # Rows are numbered again from 0 over the segments that stay.
+            stay = [n for n in range(len(self.record.segments)) if n not in joined]
+            deleted = np.concatenate([deleted, *map(self.index.deleted_in, stay)])
+        number = self.record.changes if deleted.any() else None
+        if number is not None:
+            self.save("deleted", np.flatnonzero(deleted))
+        self.record = dataclasses.replace(self.record, segments=tuple(segments), deleted=number)
 
     def _named(self, documents: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, str]]:
         """Yield documents with ids, each once."""
@@ -176,25 +196,18 @@ class _Change:
             if number not in taken:
                 yield str(number)
 
-    @staticmethod
-    def _write_line(file: Any, name: str, text: str, ids: list[bytes], offsets: list[int]) -> None:
-        line = json.dumps({"id": name, "text": text}, ensure_ascii=False).encode() + b"\n"
-        file.write(line)
-        ids.append(name.encode())
-        offsets.append(offsets[-1] + len(line))
-
     def _delete(self, added: list[bytes], delete: frozenset[str]) -> list[int]:
         """Mark replaced and deleted rows, and return the places of segments to join."""
-        stored_ids = _array(()) if self.index is None else self.index.ids[~self.index.deleted]
-        unknown = delete - {
-            name.decode() for name in stored_ids[np.isin(stored_ids, _array(delete))].tolist()
-        }
-        if unknown:
+        gone, stored = ranking.encode_ids(delete), ranking.encode_ids(())
+        if self.index is not None:
+            stored = self.index.ids[~self.index.deleted]
+        known = {name.decode() for name in stored[np.isin(stored, gone)].tolist()}
+        if unknown := delete - known:
             message = f"there is no document {listed(map(repr, sorted(unknown)), 5)} to delete"
             raise DataError(message, where="delete", fix="Name ids of the index.")
         if self.index is None:
             return []
-        self.index.deleted |= np.isin(self.index.ids, np.array([*added, *_array(delete)], "S"))
+        self.index.deleted |= np.isin(self.index.ids, np.array([*added, *gone], "S"))
         positions = range(len(self.record.segments))
         live = [int((~self.index.deleted_in(position)).sum()) for position in positions]
         joined, size = list[int](), len(added)
@@ -208,30 +221,30 @@ class _Change:
 
     def _write_vectors(self, path: Path, rows: int, joined: list[int], embed: Embed) -> None:
         """Embed the new documents, and copy the vectors of the others."""
-        record, start = self.record, 0
-        shape, dtype = (rows, record.width), stored_vectors.DTYPES[record.stored]
+        record = self.record
+        shape, dtype = (rows, record.width), ranking.DTYPES[record.stored]
         codes = np.lib.format.open_memmap(path, "w+", dtype, shape)
         self.progress.stage("embedding", self.added)
-        texts = (json.loads(line)["text"] for line in self._lines())
         signs = list[NDArray[np.uint64]]()
-        for start in range(0, self.added, WINDOW):
-            vectors = embed([next(texts) for _ in range(min(WINDOW, self.added - start))])
-            if vectors.shape[1:] != (record.width,) or not np.isfinite(vectors).all():
-                message = (
-                    f"the model gives vectors of {vectors.shape[1]} components that are not finite"
+        with self.path("texts", "jsonl").open("rb") as file:
+            texts = (json.loads(line)["text"] for line in file)
+            for start in range(0, self.added, WINDOW):
+                vectors = embed([next(texts) for _ in range(min(WINDOW, self.added - start))])
+                if vectors.shape[1:] != (record.width,) or not np.isfinite(vectors).all():
+                    got = f"vectors of {vectors.shape[1]} components that are not finite"
+                    message = f"the model gives {got}"
+                    fix = "Try another precision; see bothways embed."
+                    raise DataError(message, where=record.model, fix=fix)
+                # The first window chooses the scale of int8, for good: codes stay comparable.
+                if not record.scale:
+                    scale = ranking.choose_scale(vectors)
+                    self.record = record = dataclasses.replace(record, scale=scale)
+                codes[start : start + len(vectors)] = ranking.compress(
+                    vectors, record.stored, record.scale
                 )
-                fix = "Try another precision; see bothways embed."
-                raise DataError(message, where=record.model, fix=fix)
-            # The scale of int8 is chosen on the first window and then fixed: codes stay comparable.
-            if not record.scale:
-                scale = stored_vectors.choose_scale(vectors)
-                self.record = record = dataclasses.replace(record, scale=scale)
-            codes[start : start + len(vectors)] = stored_vectors.compress(
-                vectors, record.stored, record.scale
-            )
-            if record.stored == "binary":
-                signs.append(stored_vectors.signs(vectors))
-            self.progress.advance(start + len(vectors))
+                if record.stored == "binary":
+                    signs.append(ranking.signs(vectors))
+                self.progress.advance(start + len(vectors))
         start = self.added
         for position in joined:
             assert self.index is not None
@@ -240,24 +253,17 @@ class _Change:
             start += len(keep)
             if record.stored == "binary":
                 number = record.segments[position].number
-                old = np.load(self.folder / f"signs-{number}.npy")
-                signs.append(old[:, keep])
+                signs.append(np.load(self.folder / f"signs-{number}.npy")[:, keep])
         codes.flush()
         if signs:
-            replace_file(
-                self.path("signs"), lambda path: np.save(path, np.concatenate(signs, axis=1))
-            )
-
-    def _lines(self) -> Iterator[bytes]:
-        with self.path("texts", "jsonl").open("rb") as file:
-            yield from file
+            self.save("signs", np.concatenate(signs, axis=1))
 
     def _build_graph(self) -> None:
         """Write a graph of the vectors of this segment (HNSW, Malkov and Yashunin 2016)."""
         with optional("search", "a graph of vectors"):
             from usearch.index import Index as Graph
         codes = np.load(self.path("vectors"), mmap_mode="r")
-        vectors = stored_vectors.StoredVectors([codes], self.record.width, self.record.scale)
+        vectors = ranking.StoredVectors([codes], self.record.width, self.record.scale)
         graph = Graph(ndim=self.record.width, metric="ip", dtype="bf16")
         self.progress.stage("building the graph", len(vectors))
         for start in range(0, len(vectors), WINDOW):
@@ -265,32 +271,3 @@ class _Change:
             graph.add(np.arange(start, start + len(block)), block)
             self.progress.advance(start + len(block))
         replace_file(self.path("graph", "usearch"), lambda path: graph.save(str(path)))
-
-    def _write_deleted(self, joined: list[int]) -> None:
-        """Write the deleted rows of the segments that stay, by their new numbers."""
-        rows, start = list[NDArray[np.int64]](), 0
-        for position, segment in enumerate(self.record.segments):
-            if position not in joined:
-                assert self.index is not None
-                # Rows are numbered again from 0 over the segments that stay.
-                rows.append(np.flatnonzero(self.index.deleted_in(position)) + start)
-                start += segment.rows
-        deleted = np.concatenate([np.empty(0, np.int64), *rows])
-        if len(deleted):
-            replace_file(self.path("deleted"), lambda path: np.save(path, deleted))
-        number = self.number if len(deleted) else None
-        self.record = dataclasses.replace(self.record, deleted=number)
-
-    def count_words(self) -> None:
-        """Write the words of all documents: the weight of each depends on all of them."""
-        index = Index(self.folder, self.record)
-        positions = range(len(self.record.segments))
-        texts = [text for position in positions for _, text in index.documents(position)]
-        self.progress.stage("counting words", len(texts))
-        # An index without documents keeps its words, so that the next ones are counted, too.
-        BM25.of(texts or [""]).save(self.folder / f"bm25-{self.number}")
-        self.record = dataclasses.replace(self.record, bm25=self.number)
-
-
-def _array(ids: Iterable[str]) -> Any:
-    return np.array([name.encode() for name in ids], "S")

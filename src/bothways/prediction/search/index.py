@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import mmap
@@ -36,9 +37,7 @@ from bothways.data.tables import given_rows
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.prediction.search import stored_vectors
-from bothways.prediction.search.bm25 import BM25
-from bothways.prediction.search.stored_vectors import Stored, StoredVectors
+from bothways.prediction.search.ranking import BM25, DTYPES, Stored, StoredVectors, search_signs
 from bothways.tasks.sentence_embedding.nearest import Found, Nearest, dot_products, top_k
 
 RECORD = "index.json"
@@ -78,11 +77,9 @@ class IndexRecord:
             settings that it was opened with.
         width: components of a vector.
         normalised: whether vectors have length 1, so that scores are cosines.
-        stored, scale: see `stored_vectors`.
+        stored, scale: see `ranking`.
         prompts: before a query and before a document.
-        segments: of the documents.
         deleted, bm25: the numbers of the newest files of these, if there are any.
-        changes: the number of changes.
         next_id: of a text that has none.
     """
 
@@ -126,7 +123,16 @@ class Index:
 
     def __init__(self, folder: str | Path, record: IndexRecord | None = None) -> None:
         self.folder = local_path(folder)
-        self.record = record = self._read_record() if record is None else record
+        if record is None:
+            if not (self.folder / RECORD).is_file():
+                message, fix = f"is not an index: it has no {RECORD}", f"Build one: {_BUILD}."
+                raise FolderError(message, where=self.folder, fix=fix)
+            values = read_object(self.folder / RECORD, FolderError, _FIX)
+            try:
+                record = configs.read(IndexRecord, values)
+            except ConfigError as error:
+                raise self._damaged(f"{RECORD}: {error.where}: {error.what}") from error
+        self.record = record
         if record.width < 1 or not math.isfinite(record.scale):
             raise self._damaged(f"{RECORD} has width {record.width} and scale {record.scale}")
         self._graphs = dict[int, Any]()
@@ -153,17 +159,6 @@ class Index:
             except IndexError as error:
                 raise self._damaged(f"deleted-{record.deleted}.npy: {error}") from error
 
-    def _read_record(self) -> IndexRecord:
-        if not (self.folder / RECORD).is_file():
-            message = f"is not an index: it has no {RECORD}"
-            fix = f"Build one: {_BUILD}."
-            raise FolderError(message, where=self.folder, fix=fix)
-        values = read_object(self.folder / RECORD, FolderError, _FIX)
-        try:
-            return configs.read(IndexRecord, values)
-        except ConfigError as error:
-            raise self._damaged(f"{RECORD}: {error.where}: {error.what}") from error
-
     def __len__(self) -> int:
         return int(len(self.deleted) - self.deleted.sum())
 
@@ -179,13 +174,12 @@ class Index:
 
     def _array(self, name: str, width: int | None = None) -> NDArray[Any]:
         """Open an array of the folder."""
+        file = self.folder / f"{name}.npy"
         try:
-            array: NDArray[Any] = np.load(
-                self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False
-            )
+            array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise self._damaged(f"{name}.npy: {error}") from error
-        expected = "vectors" in name and stored_vectors.DTYPES[self.record.stored]
+        expected = "vectors" in name and DTYPES[self.record.stored]
         if (expected and array.dtype != expected) or (width and array.shape[1:] != (width,)):
             raise self._damaged(f"{name}.npy has {array.shape} numbers of type {array.dtype}")
         return array
@@ -235,9 +229,7 @@ class Index:
         if not exact and any(segment.graph for segment in self.record.segments):
             return self._approximate(queries, k)
         if self.record.stored == "binary":
-            return stored_vectors.search_signs(
-                queries, self._signs, self.vectors, k, self.ids, self.deleted
-            )
+            return search_signs(queries, self._signs, self.vectors, k, self.ids, self.deleted)
         return top_k(queries, self.vectors, k, names=self.ids, deleted=self.deleted)
 
     def _approximate(self, queries: NDArray[np.float32], k: int) -> Found:
@@ -332,18 +324,13 @@ class Index:
     def embedder(
         self, model: str | Path | Predictor | None, precision: PredictPrecision, device: str
     ) -> Predictor:
-        """Return the model of the index, as it was when the index was built.
-
-        Raises:
-            FolderError: it is another model.
-        """
+        """Return the model of the index as it was when it was built; FolderError for another."""
         if isinstance(model, Predictor):
             return open_embedder(model, self.record)
         key = (None if model is None else str(model), precision, device)
         if key not in self.embedders:
-            self.embedders[key] = open_embedder(
-                key[0] or self.record.model, self.record, precision=precision, device=device
-            )
+            name = key[0] or self.record.model
+            self.embedders[key] = open_embedder(name, self.record, None, precision, device)
         return self.embedders[key]
 
     def ranked(
@@ -368,41 +355,37 @@ class Index:
         if mode != "bm25":
             assert vectors is not None
             scores, rows = self.nearest(vectors, count, exact=exact)
-            rankings.append(
-                [
-                    list(zip(*pair, strict=True))
-                    for pair in zip(scores.tolist(), rows.tolist(), strict=True)
-                ]
-            )
+            pairs = zip(scores.tolist(), rows.tolist(), strict=True)
+            rankings.append([list(zip(*pair, strict=True)) for pair in pairs])
         if mode != "vectors":
             rankings.append([self.by_words(query, count) for query in queries])
         hits = list[list[Hit]]()
         for query, *lists in zip(queries, *rankings, strict=True):
-            # Rankings of unlike scores are fused by rank.
-            ranking = lists[0] if len(lists) == 1 else self._fused(lists)
+            ranking = lists[0]
+            if len(lists) > 1:  # of unlike scores: fused by their places alone
+                fused = dict[int, float]()
+                for position, (_, row) in itertools.chain(*(enumerate(x, 1) for x in lists)):
+                    fused[row] = fused.get(row, 0.0) + 1 / (FUSED + position)
+                ids = self.ids
+                ranking = sorted(
+                    ((score, row) for row, score in fused.items()),
+                    key=lambda pair: (pair[0], ids[pair[1]]),
+                    reverse=True,
+                )
             texts = self.texts([row for _, row in ranking[: count if reranker else k]])
             ranked = [
                 Hit(self.ids[row].decode(), score, text)
                 for (score, row), text in zip(ranking, texts, strict=False)
             ]
-            hits.append(reranked(reranker, query, ranked)[:k] if reranker and ranked else ranked)
+            if reranker and ranked:
+                scored = reranker((query, [hit.text for hit in ranked]))
+                ranked = ordered(ranked, scored.logits)[:k]
+            hits.append(ranked)
         return hits
 
     def by_words(self, query: str, count: int) -> list[tuple[float, int]]:
         scores, rows = self.words.search(query, count, names=self.ids[self.live])
         return list(zip(scores.tolist(), self.live[rows].tolist(), strict=True))
-
-    def _fused(self, rankings: Many[Many[tuple[float, int]]]) -> list[tuple[float, int]]:
-        """Fuse rankings by their places alone (reciprocal rank fusion)."""
-        scores = dict[int, float]()
-        for ranking in rankings:
-            for position, (_, row) in enumerate(ranking, 1):
-                scores[row] = scores.get(row, 0.0) + 1 / (FUSED + position)
-        return sorted(
-            ((s, row) for row, s in scores.items()),
-            key=lambda p: (p[0], self.ids[p[1]]),
-            reverse=True,
-        )
 
     @functools.cached_property
     def live(self) -> NDArray[np.int64]:
@@ -466,11 +449,6 @@ def open_embedder(
         fix = "An index has cosines or dot products: choose a model with one of them."
         raise ConfigError(message, where="model", fix=fix)
     return embedder
-
-
-def reranked(reranker: Predictor, query: str, hits: Many[Hit]) -> list[Hit]:
-    """Return hits by the scores of a cross-encoder, best first."""
-    return ordered(hits, reranker((query, [hit.text for hit in hits])).logits)
 
 
 def ordered(hits: Many[Hit], scores: Iterable[float]) -> list[Hit]:

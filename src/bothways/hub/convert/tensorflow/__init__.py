@@ -1,1 +1,0 @@
-"""Google's checkpoints of BERT, ALBERT and ELECTRA, read without TensorFlow."""
