@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.prediction.session_model import Runtime
-    from bothways.tasks.sentence_embedding.quantized import VectorType
+    from bothways.tasks.sentence_embedding.vectors import VectorType
 
 
 @checked
@@ -235,7 +235,7 @@ def _read_ranges(file: Path) -> tuple[tuple[float, ...], ...]:
     import numpy as np
 
     from bothways.core.errors import DataError
-    from bothways.tasks.sentence_embedding.quantized import ranges_of
+    from bothways.tasks.sentence_embedding.vectors import ranges_of
 
     try:
         vectors = np.load(file, mmap_mode="r", allow_pickle=False)

@@ -17,8 +17,8 @@ from bothways.core.errors import ConfigError
 from bothways.serving import openai, requests, shapes, tei
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models
-from bothways.tasks.entailment.task import ZeroShotTask
-from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.classification.task import ZeroShotTask
+from bothways.tasks.masked_lm.task import MaskFillingTask
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 

@@ -30,10 +30,11 @@ from bothways.tasks.predictions import (
     MultilabelPrediction,
     RankPrediction,
     ScorePrediction,
+    json_schema,
+    prediction_type,
 )
-from bothways.tasks.schemas import json_schema, prediction_type
-from bothways.tasks.sentence_embedding.quantized import quantize
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
+from bothways.tasks.sentence_embedding.vectors import quantize
 
 PREDICTIONS: dict[str, requests.Schema] = {
     kind: json_schema(prediction_type(task))

@@ -31,9 +31,13 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
 from bothways.tasks.base import Reading, Task
 from bothways.tasks.columns import reads_as_trained, require_columns
-from bothways.tasks.predictions import ClassPrediction, MultilabelPrediction, RankPrediction
-from bothways.tasks.schemas import prediction_type
-from bothways.tasks.sentence_embedding.quantized import VectorType, quantize
+from bothways.tasks.predictions import (
+    ClassPrediction,
+    MultilabelPrediction,
+    RankPrediction,
+    prediction_type,
+)
+from bothways.tasks.sentence_embedding.vectors import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
 

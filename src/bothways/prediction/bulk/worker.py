@@ -22,8 +22,7 @@ from bothways.prediction import engine
 from bothways.prediction.bulk import parts
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import EncodedExample
-from bothways.tasks.predictions import VectorPrediction
-from bothways.tasks.schemas import arrow_fields
+from bothways.tasks.predictions import VectorPrediction, arrow_fields
 
 _AS_LINES = f"Write JSON lines: {argument(format='jsonl')}"
 

@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from bothways.core.errors import optional
-from bothways.tasks.sentence_embedding.nearest import Found, Nearest
+from bothways.tasks.sentence_embedding.vectors import Found, Nearest
 
 _UNSPACED = (
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"

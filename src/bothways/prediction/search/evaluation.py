@@ -12,7 +12,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.search.bm25 import BM25
-from bothways.tasks.sentence_embedding.beir import (
+from bothways.tasks.sentence_embedding.examples import (
     RetrievalData,
     Run,
     corpus_file,
@@ -20,7 +20,7 @@ from bothways.tasks.sentence_embedding.beir import (
     score_run,
     splits_of,
 )
-from bothways.tasks.sentence_embedding.nearest import top_k
+from bothways.tasks.sentence_embedding.vectors import top_k
 
 Scores = Mapping[str, float]
 CUTOFFS = (10, 100)

@@ -39,7 +39,7 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.search import stored_vectors
 from bothways.prediction.search.bm25 import BM25
 from bothways.prediction.search.stored_vectors import Stored, StoredVectors
-from bothways.tasks.sentence_embedding.nearest import Found, Nearest, dot_products, top_k
+from bothways.tasks.sentence_embedding.vectors import Found, Nearest, dot_products, top_k
 
 RECORD = "index.json"
 FUSED = 60

@@ -48,14 +48,15 @@ from bothways.tasks.predictions import AnswerPrediction, AnswerSpan
 from bothways.tasks.question_answering.examples import (
     ANYWHERE,
     TABLE,
+    AnswerScores,
     Question,
     QuestionColumns,
+    grade_answer,
     located,
     question_of,
     read_squad,
     squad_form,
 )
-from bothways.tasks.question_answering.metrics import AnswerScores, grade_answer
 from bothways.tasks.text_checks import check_examples, check_rows, report_rows
 from bothways.tasks.text_task import TextWindow, windows
 from bothways.text.template import assemble
