@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -125,8 +126,6 @@ def features(
         data = prepare_features(settings, out, [settings.layers], device=device, progress=progress)
         done = fit_features(data, settings, device=device, progress=progress)
     if json:
-        from json import dumps
-
         print(dumps({"layers": layers, "metrics": dict(done.metrics), "shares": list(done.shares)}))
     else:
         options.show_tables(_feature_table(done))
@@ -210,8 +209,6 @@ def babylm(
             model, data, out, settings, device=device, precision=precision, progress=progress
         )
     if json:
-        from json import dumps
-
         tree = {name: scores.to_json() for name, scores in results.items()}
         print(dumps(tree, ensure_ascii=False))
         return
