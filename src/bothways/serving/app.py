@@ -23,11 +23,10 @@ from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
-from bothways.serving import openai, play, tei
+from bothways.serving import openai, tei
 from bothways.serving.batcher import SMOOTHING, Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError, retry_after
 from bothways.serving.explain import EXPLAIN
-from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel, example_ranges
 from bothways.serving.routes import PROBES, ROUTES, document
 from bothways.serving.search import ServedIndex, open_indexes
@@ -37,14 +36,18 @@ with optional("serve", "serving"):
     import orjson
 
     from bothways.serving.exchange import (
+        MOVED,
         ClientLeft,
         Exchange,
+        Metrics,
+        Page,
         Receive,
         Scope,
         Send,
         disconnected,
         json_object,
         log_line,
+        pages,
         read_body,
         respond,
     )
@@ -58,7 +61,7 @@ Work = Callable[..., Awaitable[Any]]
 """Calls a function with arguments, by the deadline of a request; see `App._work`."""
 STUCK_SECONDS = 120.0
 """A batch that takes longer means that the process should be restarted."""
-requests_log = logging.getLogger("bothways.serving.requests")
+requests_log = logging.getLogger("bothways.serving.shapes")
 
 
 class App:
@@ -83,7 +86,7 @@ class App:
         if not models:
             raise ConfigError("there is no model to serve", where="predictors")
         self.limits, self.hosts = limits, hosts
-        self._files = play.pages() if playground else {}
+        self._files = pages() if playground else {}
         self._posts = {**ROUTES, **({"/explain": EXPLAIN} if playground else {})}
         self.models = Models(models, indexes, limits)
         self.draining, self._warm = False, False
@@ -98,7 +101,7 @@ class App:
             "/health": self._ready,
             "/ping": self._ready,
             "/info": lambda: tei.info(self.models),
-            "/metrics": lambda: play.Page(self.metrics.text(), METRICS_KIND, headers={}),
+            "/metrics": lambda: Page(self.metrics.text(), METRICS_KIND, headers={}),
             "/openapi.json": lambda: document(
                 self.models, guarded=bool(keys), playground=playground
             ),
@@ -193,7 +196,7 @@ class App:
         stopped: asyncio.CancelledError | None = None
         try:
             result = await self._result(scope, receive, exchange)
-            if isinstance(result, play.Page):
+            if isinstance(result, Page):
                 status, body, kind = result.status, result.body, result.kind
                 exchange.headers.update(result.headers)
             else:
@@ -238,11 +241,7 @@ class App:
             self._check_key(exchange.request_headers)
         except RequestError:
             return None
-        return self._no_room(exchange)
-
-    def _no_room(self, exchange: Exchange) -> RequestError | None:
-        size = exchange.size
-        return None if size is None else self.batcher.refusals.find(exchange.route, size)
+        return self.batcher.refusal(exchange.route, exchange.size)
 
     # ---- routes ----
 
@@ -257,7 +256,7 @@ class App:
         if path not in PROBES and path not in self._files:
             self._check_key(headers)
         if path == "/play" and path in self._files and scope["path"].endswith("/"):
-            return play.MOVED
+            return MOVED
         name, path = self._split(path)
         gets = self._gets(name)
         allowed = [m for m, table in (("GET", gets), ("POST", self._posts)) if path in table]
@@ -270,7 +269,7 @@ class App:
             raise RequestError("method_not_allowed", message, headers=allow)
         if method == "GET":
             return gets[path]()
-        if (full := self._no_room(exchange)) is not None:
+        if (full := self.batcher.refusal(exchange.route, exchange.size)) is not None:
             raise full
         data = await read_body(headers, receive, self.limits, exchange.size or 0)
         exchange.deadline = time.monotonic() + self._seconds(headers)

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import BothwaysError, DivergedError
 from bothways.prediction.engine import (
@@ -27,9 +27,11 @@ from bothways.prediction.engine import (
     predict_sequences,
 )
 from bothways.serving.errors import Limits, RequestError, retry_after
-from bothways.serving.metrics import Metrics
-from bothways.serving.models import ServedModel
+from bothways.serving.models import OVER_THE_VOCABULARY, ServedModel
 from bothways.tasks.base import EncodedExample
+
+if TYPE_CHECKING:
+    from bothways.serving.exchange import Metrics
 
 FIRST_RATE = 5000.0
 """Tokens a second that are assumed before the first batch."""
@@ -60,7 +62,7 @@ class Ticket:
             the predictions.
         deadline: by `time.monotonic`.
         answer: the predictions, in order.
-        route, size: that the request asked for, and the bytes of its body, for `Refusals`; a size
+        route, size: that the request asked for, and the bytes of its body, for `refusal`; a size
             of None is not remembered.
         id: of the request, for the log.
         tokens: of all its sequences.
@@ -93,7 +95,7 @@ class Ticket:
             lengths = list(map(len, item.sequences))
             self.tokens += sum(lengths)
             # No sequences at all, such as a query without documents: there is still an answer.
-            if self.model.by_example or not lengths:
+            if self.model.kind in OVER_THE_VOCABULARY or not lengths:
                 self.units.append(Unit(self, n, None, sum(lengths)))
             else:
                 self.units.extend(Unit(self, n, k, size) for k, size in enumerate(lengths))
@@ -130,32 +132,6 @@ class Unit:
     tokens: int
 
 
-class Refusals:
-    """The requests that found no room in the queue, so that others are refused unread.
-
-    Until the queue becomes shorter, a request has no room if one of the same route that is no
-    longer had none. To read and tokenize it would take time that the model needs.
-    """
-
-    def __init__(self) -> None:
-        self._shortest: dict[str, tuple[int, RequestError]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._shortest)
-
-    def add(self, route: str, size: int, error: RequestError) -> None:
-        """Remember why a request of `size` bytes had no room."""
-        if self.find(route, size) is None:
-            self._shortest[route] = (size, error)
-
-    def find(self, route: str, size: int) -> RequestError | None:
-        """Return the refusal of a request without room; None if it has to be read to know."""
-        least, error = self._shortest.get(route, (0, None))
-        if error is None or size < least:
-            return None
-        return RequestError(error.code, error.message, headers=error.headers)
-
-
 class Batcher:
     """A queue and the thread that computes what waits in it.
 
@@ -166,13 +142,14 @@ class Batcher:
     Attributes:
         queued_tokens: that wait.
         rate: tokens a second, a running mean.
-        refusals: since the queue last became shorter.
+        refusals: by route, the bytes and the error of the shortest request that had no room since
+            the queue last became shorter.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics = limits, metrics
         self.queued_tokens, self.rate = 0, FIRST_RATE
-        self.refusals = Refusals()
+        self.refusals: dict[str, tuple[int, RequestError]] = {}
         self._tickets: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -209,11 +186,6 @@ class Batcher:
             return f"the model has been computing one batch for more than {bound:g} s"
         return None
 
-    def busy_seconds(self) -> float:
-        """Return the seconds of the batch under way so far; 0 while the model waits."""
-        since = self._busy_since
-        return 0.0 if since is None else time.monotonic() - since
-
     def submit(self, ticket: Ticket) -> None:
         """Queue a request.
 
@@ -230,9 +202,15 @@ class Batcher:
             # A refusal is remembered before the queue can become shorter. Remembered later, it
             # might stay when the queue is empty, and refuse every request from then on.
             if self.queued_tokens + ticket.tokens > self.limits.queue_tokens:
-                error = self._full(ticket)
-                if ticket.size is not None:
-                    self.refusals.add(ticket.route, ticket.size, error)
+                message = (
+                    f"the queue is full: {self.queued_tokens:,} tokens wait, and with "
+                    f"{ticket.tokens:,} more there would be above {self.limits.queue_tokens:,} "
+                    "(queue_tokens)"
+                )
+                wait = retry_after(self.queued_tokens / self.rate)
+                error = RequestError("overloaded", message, headers=wait)
+                if ticket.size is not None and not self.refusal(ticket.route, ticket.size):
+                    self.refusals[ticket.route] = ticket.size, error
                 raise error
             ticket.queued = time.perf_counter()
             if not self._tickets and self._busy_since is None:
@@ -241,14 +219,16 @@ class Batcher:
             self._tickets.append(ticket)
             self._changed.notify()
 
-    def _full(self, ticket: Ticket) -> RequestError:
-        message = (
-            f"the queue is full: {self.queued_tokens:,} tokens wait, and with "
-            f"{ticket.tokens:,} more there would be above {self.limits.queue_tokens:,} "
-            "(queue_tokens)"
-        )
-        wait = retry_after(self.queued_tokens / self.rate)
-        return RequestError("overloaded", message, headers=wait)
+    def refusal(self, route: str, size: int | None) -> RequestError | None:
+        """Return the refusal of a request without room; None if it has to be read to know.
+
+        Until the queue becomes shorter, a request has no room if one of the same route that is no
+        longer had none. To read and tokenize it would take time that the model needs.
+        """
+        least, error = self.refusals.get(route, (0, None))
+        if error is None or size is None or size < least:
+            return None
+        return RequestError(error.code, error.message, headers=error.headers)
 
     def cancel(self, ticket: Ticket) -> None:
         """Remove the pending work of a request from the queue."""
@@ -259,7 +239,7 @@ class Batcher:
     def _queue(self, added: int) -> None:
         self.queued_tokens += added
         if added < 0:
-            self.refusals = Refusals()
+            self.refusals = {}
         self.metrics.queue(self.queued_tokens)
 
     def _drop(self, ticket: Ticket) -> None:

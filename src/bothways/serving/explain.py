@@ -40,8 +40,7 @@ from bothways.prediction.explanation import (
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, check_limit
 from bothways.serving.models import Models, ServedModel, request_errors
-from bothways.serving.requests import Count, Input, RequestBody, Text, Whole
-from bothways.serving.shapes import Answer, Query, Route
+from bothways.serving.shapes import Answer, Count, Input, Query, RequestBody, Route, Text, Whole
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief

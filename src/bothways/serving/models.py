@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bothways.serving.search import ServedIndex
 
 OVER_THE_VOCABULARY = ("fill", "likelihood", "prefer")
-"""Tasks whose products with the vocabulary are not batch-invariant."""
+"""Tasks whose products with the vocabulary are not batch-invariant: an example is a batch."""
 CHUNK_CHARACTERS = 32_000
 """Characters that are tokenized before other requests have their turn: some 20 ms."""
 
@@ -63,11 +63,6 @@ class ServedModel:
     def kind(self) -> str:
         """The kind of the task, such as "classify"."""
         return self.task_model.task.name
-
-    @property
-    def by_example(self) -> bool:
-        """True if each example is a batch by itself, so that its answer depends on no other."""
-        return self.kind in OVER_THE_VOCABULARY
 
     def long_input(self, limits: Limits) -> Any:
         """Return an input of the task with a text as long as the model reads, within a limit."""

@@ -14,13 +14,13 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
-from bothways.serving import requests, shapes
+from bothways.serving import shapes
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.shapes import Answer, Query, Route, prompted
 from bothways.tasks.metrics import sigmoid
 
-IDS = requests.list_of({"type": "integer", "minimum": 0}, minItems=1)
+IDS = shapes.list_of({"type": "integer", "minimum": 0}, minItems=1)
 
 
 def _read_texts(value: Any) -> list[str | list[int]]:
@@ -42,18 +42,18 @@ class EmbeddingsRequest(shapes.VectorRequest):
     """Texts to embed, as OpenAI's clients send them."""
 
     input: Annotated[
-        requests.Items,
+        shapes.Items,
         AfterValidator(_read_texts),
         WithJsonSchema(
-            requests.either(
-                requests.TEXT,
+            shapes.either(
+                shapes.TEXT,
                 IDS,
-                requests.list_of(requests.either(requests.TEXT, IDS), minItems=1),
+                shapes.list_of(shapes.either(shapes.TEXT, IDS), minItems=1),
             )
         ),
     ]
     encoding_format: Literal["float", "base64"] = "float"
-    user: requests.Meaningless = None
+    user: shapes.Meaningless = None
 
 
 class EmbeddingObject(TypedDict):
@@ -174,13 +174,13 @@ def _read_document(value: Any) -> str:
 
 Documents = Annotated[
     list[Any],
-    BeforeValidator(requests.bounded),
-    requests.per_item(_read_document),
+    BeforeValidator(shapes.bounded),
+    shapes.per_item(_read_document),
     WithJsonSchema(
-        requests.list_of(
-            requests.either(
-                requests.TEXT,
-                {"type": "object", "properties": {"text": requests.TEXT}, "required": ["text"]},
+        shapes.list_of(
+            shapes.either(
+                shapes.TEXT,
+                {"type": "object", "properties": {"text": shapes.TEXT}, "required": ["text"]},
             ),
             minItems=1,
         )
@@ -188,19 +188,19 @@ Documents = Annotated[
 ]
 
 
-class RerankRequest(requests.TruncatedRequest):
+class RerankRequest(shapes.TruncatedRequest):
     """A query and its documents: `documents` as Cohere and Jina call them, or `texts` as TEI."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": ["documents"]}, {"required": ["texts"]}]}
     )
-    query: requests.Text
+    query: shapes.Text
     documents: Documents | None = None
     texts: Documents | None = None
-    top_n: requests.Count | None = None
-    raw_scores: requests.Flag = False
-    return_documents: requests.Flag | None = None
-    return_text: requests.Flag | None = None
+    top_n: shapes.Count | None = None
+    raw_scores: shapes.Flag = False
+    return_documents: shapes.Flag | None = None
+    return_text: shapes.Flag | None = None
 
 
 class TextScore(TypedDict):

@@ -15,9 +15,8 @@ from bothways.serving import hugging_face, openai, tei
 from bothways.serving.errors import STATUS, TRY_AGAIN
 from bothways.serving.explain import EXPLAIN
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.requests import TEXT, Schema, build_schema
 from bothways.serving.search import SEARCH
-from bothways.serving.shapes import PREDICTIONS, Route, own
+from bothways.serving.shapes import PREDICTIONS, TEXT, Route, Schema, build_schema, own
 
 ROUTES: dict[str, Route] = {
     **{f"/{kind}": own(kind) for kind in PREDICTIONS},

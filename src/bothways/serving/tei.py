@@ -9,29 +9,29 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
-from bothways.serving import requests, shapes
+from bothways.serving import shapes
 from bothways.serving.errors import RequestError, nothing_given
 from bothways.serving.models import Models
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 
 
-class PromptParameters(requests.Truncation):
+class PromptParameters(shapes.Truncation):
     """Parameters of vectors."""
 
-    prompt_name: requests.Prompt | None = None
+    prompt_name: shapes.Prompt | None = None
 
 
 class EmbedParameters(PromptParameters):
     """Parameters of vectors that are answered."""
 
-    normalize: requests.Flag | None = None
+    normalize: shapes.Flag | None = None
 
 
-class EmbedRequest(requests.HostedRequest, shapes.VectorRequest):
+class EmbedRequest(shapes.HostedRequest, shapes.VectorRequest):
     """Texts to embed; Hugging Face's clients send fields at the root or among the parameters."""
 
-    inputs: requests.TextList
-    normalize: requests.Flag | None = None
+    inputs: shapes.TextList
+    normalize: shapes.Flag | None = None
     parameters: EmbedParameters = EmbedParameters()
 
 
@@ -76,26 +76,24 @@ def _read_pairs(value: Any) -> Any:
     return _read_pair(value)
 
 
-class PredictRequest(requests.TruncatedRequest):
+class PredictRequest(shapes.TruncatedRequest):
     """Texts and pairs to classify or score."""
 
     inputs: Annotated[
-        requests.Items,
+        shapes.Items,
         AfterValidator(_read_pairs),
         WithJsonSchema(
-            requests.either(
-                requests.TEXT,
-                requests.list_of(
-                    requests.either(
-                        requests.TEXT, requests.list_of(requests.TEXT, minItems=1, maxItems=2)
-                    ),
+            shapes.either(
+                shapes.TEXT,
+                shapes.list_of(
+                    shapes.either(shapes.TEXT, shapes.list_of(shapes.TEXT, minItems=1, maxItems=2)),
                     minItems=1,
                 ),
             )
         ),
     ]
     raw_scores: Annotated[
-        requests.Flag, Field(description="true: logits, of models of one score")
+        shapes.Flag, Field(description="true: logits, of models of one score")
     ] = False
 
 
@@ -123,18 +121,18 @@ PREDICT = shapes.Route(
 )
 
 
-class SimilarityInputs(requests.Fields):
+class SimilarityInputs(shapes.Fields):
     """A sentence, and others to compare with it."""
 
-    source_sentence: requests.Text
+    source_sentence: shapes.Text
     sentences: Annotated[
-        list[requests.Text],
-        BeforeValidator(requests.bounded),
-        WithJsonSchema(requests.list_of(requests.TEXT, minItems=1)),
+        list[shapes.Text],
+        BeforeValidator(shapes.bounded),
+        WithJsonSchema(shapes.list_of(shapes.TEXT, minItems=1)),
     ]
 
 
-class SimilarityRequest(requests.HostedRequest):
+class SimilarityRequest(shapes.HostedRequest):
     """Sentences to compare."""
 
     inputs: SimilarityInputs
@@ -165,12 +163,12 @@ SIMILARITY = shapes.Route(
 )
 
 
-class TokenizeRequest(requests.RequestBody):
+class TokenizeRequest(shapes.RequestBody):
     """Texts to tokenize."""
 
-    inputs: requests.TextList
-    add_special_tokens: requests.Flag = True
-    prompt_name: requests.Prompt | None = None
+    inputs: shapes.TextList
+    add_special_tokens: shapes.Flag = True
+    prompt_name: shapes.Prompt | None = None
 
 
 class TextToken(TypedDict):
