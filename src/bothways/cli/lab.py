@@ -305,11 +305,7 @@ def _reproduce(
         overrides,
     )
     costs: list[TableSection] = []  # of a dry run, whose result they are
-
-    def report_cost(table: TableSection) -> None:
-        """Print what begins, above the bar."""
-        error_console().print(render_report(table))
-
+    above_bar = lambda table: error_console().print(render_report(table))  # noqa: E731
     if not settings.dry_run:
         options.say_kernels(device)
     with options.resumable(out) as progress:
@@ -319,7 +315,7 @@ def _reproduce(
             dry_run=settings.dry_run,
             device=device,
             progress=progress,
-            on_cost=costs.append if settings.dry_run else report_cost,
+            on_cost=costs.append if settings.dry_run else above_bar,
         )
     for table in costs:
         output_console().print(render_report(table))

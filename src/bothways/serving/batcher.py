@@ -264,18 +264,13 @@ class Batcher:
                 if units:
                     self._compute(units)
             except BaseException as error:  # also panics of Rust and SystemExit
-                self._fail(units, error)
+                with self._changed:  # the requests of the batch; of no batch the next one
+                    own = {id(unit.ticket): unit.ticket for unit in units}
+                    failed = [*own.values()] or list(self._tickets)[:1]
+                for ticket in failed:
+                    self._end(ticket, error)
             finally:
                 self._busy_since = None
-
-    def _fail(self, units: Many[Unit], error: BaseException) -> None:
-        """Answer the requests of a batch by an error; those of no batch by their turn."""
-        with self._changed:
-            tickets = {id(unit.ticket): unit.ticket for unit in units} or {
-                id(ticket): ticket for ticket in list(self._tickets)[:1]
-            }
-        for ticket in tickets.values():
-            self._end(ticket, error)
 
     def _take(self) -> list[Unit]:
         """Take the next batch: of the oldest request's model, one unit of each request in turn."""
@@ -315,7 +310,12 @@ class Batcher:
         for unit in units:
             unit.ticket.started = unit.ticket.started or start
         for unit, result in zip(units, self._outputs(units), strict=True):
-            self._keep(unit, result)
+            try:
+                if isinstance(result, BaseException):
+                    raise result
+                unit.ticket.add(unit, result)
+            except BaseException as error:
+                self._end(unit.ticket, error)
         end = time.perf_counter()
         # An exponential average: the time that new requests wait is estimated by it.
         self.rate += SMOOTHING * (tokens / max(end - start, 1e-6) - self.rate)
@@ -330,8 +330,12 @@ class Batcher:
         task_model = units[0].ticket.model.task_model
         config = PredictConfig(tokens=max(self.limits.batch_tokens, units[0].tokens))
         try:
-            if units[0].sequence is None:
-                return [self._prediction(unit) for unit in units]
+            if units[0].sequence is None:  # the only one
+                ticket, n = units[0].ticket, units[0].example
+                if isinstance(item := ticket.encoded[n], ModelJob):
+                    return [item.compute()]
+                results = predict_encoded(task_model, [ticket.examples[n]], [item])
+                return [prediction for _, prediction in results]
             pairs = [(unit.ticket.encoded[unit.example], unit.sequence) for unit in units]
             sequences = [
                 item.sequences[k]
@@ -344,23 +348,6 @@ class Batcher:
             if len(units) == 1:
                 return [error]
             return [result for unit in units for result in self._outputs([unit])]
-
-    def _prediction(self, unit: Unit) -> Any:
-        ticket, n = unit.ticket, unit.example
-        item = ticket.encoded[n]
-        if isinstance(item, ModelJob):
-            return item.compute()
-        [(_, prediction)] = predict_encoded(ticket.model.task_model, [ticket.examples[n]], [item])
-        return prediction
-
-    def _keep(self, unit: Unit, result: Any) -> None:
-        if not isinstance(result, BaseException):
-            try:
-                unit.ticket.add(unit, result)
-                return
-            except BaseException as error:
-                result = error
-        self._end(unit.ticket, result)
 
     def _end(self, ticket: Ticket, error: BaseException) -> None:
         """Take a request out of the queue, and answer it by the error that it has caused."""

@@ -160,7 +160,11 @@ def _post(
 ) -> dict[str, Any]:
     example, names = dict(route.example), [model.name for model in fitting]
     if example.get("inputs", "") is None:
-        example["inputs"] = example_input(fitting[0])
+        tokenizer = fitting[0].task_model.tokenizer
+        text = "the cat sleeps in London"
+        if fitting[0].kind == "fill":
+            text = f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
+        example["inputs"] = EXAMPLES.get(fitting[0].kind, text)
     if path == "/search":
         example["index"] = next(iter(models.indexes))
     routes = [route]
@@ -197,11 +201,3 @@ def _post(
             **_errors(sorted({STATUS[code] for code in CODES} - {405})),
         },
     }
-
-
-def example_input(model: ServedModel) -> Any:
-    """Return an input that the model's task reads."""
-    if model.kind == "fill":
-        tokenizer = model.task_model.tokenizer
-        return f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
-    return EXAMPLES.get(model.kind, "the cat sleeps in London")

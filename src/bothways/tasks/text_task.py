@@ -89,9 +89,6 @@ class TextColumns(Columns):
         return tuple(name.strip() for name in (self.label or "").split(",") if name.strip())
 
 
-NOT_NAMED = TextColumns()
-
-
 TEXT = Column(
     "text", "text", TEXTS, ("comment", "message", "utterance", "headline", "body"),
     companion="text_b", both=True, pairs=PAIRS,
@@ -340,7 +337,7 @@ class TextTask(TableTask[Any, P]):
     column_table: ClassVar[Many[Column]] = (TEXT, LABEL)
     objects: ClassVar[bool] = False
 
-    columns: TextColumns = NOT_NAMED
+    columns: TextColumns = TextColumns()
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
         if len(texts) > 2:

@@ -431,8 +431,7 @@ class CompletionTask(LikelihoodTask):
     """
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return no head: that of either kind serves."""
-        return ()
+        return ()  # the head of either kind serves
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -514,7 +513,6 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
         return TwoWayPairTask(variant=self.variant) if trained else self
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return the head that predicts tokens."""
         return (NextTokenHead() if self.variant == "causal" else MaskedHead(),)
 
     def check_columns(self, columns: TextColumns, where: str) -> None:
@@ -565,5 +563,4 @@ class TwoWayPairTask(MinimalPairTask):
     """The same for a model that was trained both ways, whose one head serves all variants."""
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return the masked head."""
         return (MaskedHead(),)

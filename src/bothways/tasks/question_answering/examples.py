@@ -21,6 +21,7 @@ All values are shares from 0 to 1.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import string
@@ -199,16 +200,12 @@ def _answers(value: Any, location: str) -> Answers | None:
             entries = (item if isinstance(item, dict) else {"text": item} for item in items)
             pairs = [(x.get("text"), x.get("answer_start", ANYWHERE)) for x in entries]
         case _:
-            raise _unknown_form(value, location)
+            pairs = [(None, None)]
     if not all(isinstance(text, str) and type(start) is int for text, start in pairs):
-        raise _unknown_form(value, location)
+        fix = 'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…"}, or one text.'
+        message = f"answers of an unknown form: {json.dumps(value, default=str)[:80]}"
+        raise DataError(message, where=location, fix=fix)
     return tuple((text, start) for text, start in pairs if text.strip())
-
-
-def _unknown_form(value: Any, location: str) -> DataError:
-    fix = 'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…"}, or one text.'
-    message = f"answers of an unknown form: {json.dumps(value, default=str)[:80]}"
-    return DataError(message, where=location, fix=fix)
 
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -255,22 +252,11 @@ def grade_answer(text: str, question: Question) -> Grade:
         f1 = float(tokens == expected)
         if tokens and expected:
             words = (Counter(tokens) & Counter(expected)).total()
-            shared = _longest_run(tokens, expected) if characters else words
+            runs = difflib.SequenceMatcher(None, tokens, expected, autojunk=False)
+            shared = runs.find_longest_match().size if characters else words
             f1 = 2 * shared / (len(tokens) + len(expected))
         grades.append(Grade(float(text == answer), f1))
     return Grade(max(grade.exact for grade in grades), max(grade.f1 for grade in grades))
-
-
-def _longest_run(a: Many[str], b: Many[str]) -> int:
-    """Return the length of the longest run of tokens that both have."""
-    best, above = 0, [0] * (len(b) + 1)
-    for token in a:
-        row = [0] * (len(b) + 1)
-        for position, other in enumerate(b):
-            if token == other:
-                row[position + 1] = above[position] + 1
-        best, above = max(best, *row), row
-    return best
 
 
 class ScoredAnswers(NamedTuple):

@@ -155,11 +155,19 @@ def find_layout(
         tag = _index(label, "label", names, location)
         if tag is None:
             fixed = usual_width is not None
+            # In the order of the table above.
+            tags = [at for at in entities if at > (first if word is None else word)]
             if word is None and width == 2 and [*entities] == [0] and entities[0]:
                 word, tag = 1, 0  # tags before their words
+            elif attributes and width - 1 not in tags:
+                tag = next(iter(attributes.values()))
+            elif tags:
+                tag = next((at for at in tags if entities[at] - _CHUNKS), tags[-1])
+            elif brackets and "ner" not in names:
+                tag = brackets[0]
             else:
-                start = first if word is None else word
-                tag = _guess_tag(start, width, names, entities, brackets, [*attributes.values()])
+                speech = [names.index(name) for name in ("ner", "upos", "pos") if name in names]
+                tag = speech[0] if speech else width - 1
         key = next((name for name, at in attributes.items() if at == tag), None)
     layout = ColumnLayout(
         word=first if word is None else word, tag=tag, width=usual_width, fixed=fixed,
@@ -171,26 +179,6 @@ def find_layout(
     unused = tuple(layout.named(at) for at in range(width) if labelled and at not in used)
     note = _note(layout, width, [*entities, *brackets], text is None, label is None)
     return replace(layout, note=note, unused=unused)
-
-
-def _guess_tag(
-    word: int,
-    width: int,
-    names: Many[str],
-    entities: Mapping[int, set[str]],
-    brackets: list[int],
-    attributes: list[int],
-) -> int:
-    """Return the column of tags, in the order of the table above."""
-    tags = [at for at in entities if at > word]
-    if attributes and (width - 1) not in tags:
-        return attributes[0]
-    if tags:
-        return next((at for at in tags if entities[at] - _CHUNKS), tags[-1])
-    if brackets and "ner" not in names:
-        return brackets[0]
-    speech = [names.index(name) for name in ("ner", "upos", "pos") if name in names]
-    return speech[0] if speech else width - 1
 
 
 def _index(column: str | None, role: str, names: Many[str], location: str) -> int | None:

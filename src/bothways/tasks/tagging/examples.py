@@ -24,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from bothways.core.errors import DataError, argument
 from bothways.core.files import local_path
@@ -126,24 +126,13 @@ def choose_tag_columns(
     return TagColumns(text, label, document, sentence)
 
 
-class ArrangedRows(NamedTuple):
-    """Rows with one example each.
-
-    Attributes:
-        rows: an iterator.
-        notes: for the user, complete after the last row.
-        sentence: the column that numbers the sentences, if several rows were joined.
-    """
-
-    rows: Iterator[TableRow]
-    notes: list[str]
-    sentence: str | None = None
-
-
 def arrange_rows(
     rows: Iterable[TableRow], requested: TagColumns, defaults: TagColumns, *, labelled: bool
-) -> ArrangedRows:
-    """Return rows with one example each.
+) -> tuple[Iterator[TableRow], list[str], str | None]:
+    """Return an iterator over rows with one example each.
+
+    Also notes for the user, complete after the last row, and the column that numbers the sentences,
+    if several rows were joined.
 
     Args:
         rows: of a file, or in memory, where other things than rows pass unchanged.
@@ -159,12 +148,12 @@ def arrange_rows(
         rows = _without_skipped(rows, notes)
     head_row = next(rows, None)
     if head_row is None:
-        return ArrangedRows(iter(()), notes)
+        return iter(()), notes, None
     all_rows = itertools.chain([head_row], rows)  # unlike a generator, goes on after an error
     columns = _word_columns(head_row, requested, defaults, labelled=labelled)
     if columns is None:
-        return ArrangedRows(all_rows, notes)
-    return ArrangedRows(_joined_rows(all_rows, columns), notes, columns.sentence)
+        return all_rows, notes, None
+    return _joined_rows(all_rows, columns), notes, columns.sentence
 
 
 def _plain_row(row: TableRow) -> TableRow:
@@ -383,13 +372,14 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
     ):
         table = open_table(source, [] if text is None else [text])
         arranged = arrange_rows(table.rows, requested, task.columns, labelled=labelled)
-        first, notes = next(arranged.rows, None), arranged.notes
+        rows, notes, sentence = arranged
+        first = next(rows, None)
         if first is None:
             raise DataError("holds no annotated row", where=table.where, fix="Annotate its texts.")
         values = {**dict.fromkeys(table.names), **first.values}
         columns = choose_tag_columns(values, table.where, requested, task.columns, labelled)
-        fields = columns = replace(columns, sentence=arranged.sentence)
-        table = replace(table, rows=itertools.chain([first], arranged.rows))
+        fields = columns = replace(columns, sentence=sentence)
+        table = replace(table, rows=itertools.chain([first], rows))
     else:
         return _open_columns(task, source, requested, labelled=labelled)
 
@@ -471,13 +461,9 @@ def with_context(examples: Numbered) -> Iterator[TagExample]:
 
 def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
     """Return the first sentences, until they have `NEIGHBOURS` words."""
-    result, count = [], 0
-    for words in sentences:
-        if count >= NEIGHBOURS:
-            break
-        result.append(words)
-        count += len(words)
-    return tuple(result)
+    listed = [*sentences]
+    counts = itertools.accumulate(map(len, listed), initial=0)
+    return tuple(words for words, count in zip(listed, counts, strict=False) if count < NEIGHBOURS)
 
 
 def tag_example(row: Row, columns: TagColumns, where: str, splitter: Splitter) -> TagExample:

@@ -155,8 +155,8 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         labelled: bool = True,
     ) -> base.Reading[TagExample]:
         requested = columns or TagColumns()
-        arranged = arrange_rows(rows, requested, self.columns, labelled=labelled)
-        return base.Reading(self, map(parse, arranged.rows), notes=arranged.notes)
+        arranged, notes, _ = arrange_rows(rows, requested, self.columns, labelled=labelled)
+        return base.Reading(self, map(parse, arranged), notes=notes)
 
     def example(
         self, row: base.Row, columns: TagColumns | None = None,
