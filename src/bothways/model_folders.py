@@ -481,7 +481,7 @@ def calibrate(  # noqa: PLR0913 – one option per question
     """
     from bothways.core.errors import ConfigError
     from bothways.prediction.analysis import calibrate as work
-    from bothways.tasks.calibration import require_error_rate
+    from bothways.tasks.metrics import require_error_rate
 
     if not str(out):
         raise ConfigError("is missing", where="out", fix="Name a new folder for the model.")

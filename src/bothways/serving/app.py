@@ -68,8 +68,6 @@ class App:
     """An ASGI app for predictors; see `app`.
 
     Attributes:
-        models: by name.
-        limits: see `Limits`.
         draining: set when the server is about to stop: `/ready` then fails, and requests are still
             answered.
     """

@@ -135,10 +135,6 @@ class Unit:
 class Batcher:
     """A queue and the thread that computes what waits in it.
 
-    Args:
-        limits: of the queue and of batches.
-        metrics: count what is done.
-
     Attributes:
         queued_tokens: that wait.
         rate: tokens a second, a running mean.

@@ -177,19 +177,15 @@ async def respond(
     send: Send, status: int, body: bytes, kind: str, exchange: Exchange, head: bool
 ) -> None:
     """Send a response; without its body if `head` is true, as HEAD asks."""
-    extra = [(k.encode(), v.encode()) for k, v in exchange.headers.items()]
-    start = {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [
-            (b"content-type", kind.encode()),
-            (b"content-length", str(len(body)).encode()),
-            (b"x-request-id", exchange.id.encode()),
-            (b"x-content-type-options", b"nosniff"),
-            *extra,
-        ],
+    headers = {
+        "content-type": kind,
+        "content-length": str(len(body)),
+        "x-request-id": exchange.id,
+        "x-content-type-options": "nosniff",
     }
-    await send(start)
+    lines = (*headers.items(), *exchange.headers.items())
+    raw = [(name.encode(), value.encode()) for name, value in lines]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": b"" if head else body})
 
 
@@ -325,14 +321,7 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Page:
-    """A file for a browser.
-
-    Attributes:
-        body: its bytes.
-        kind: its content type.
-        status: of the response.
-        headers: of the response.
-    """
+    """A file for a browser with its content type, and the status and headers of its response."""
 
     body: bytes
     kind: str

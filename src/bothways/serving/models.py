@@ -29,7 +29,6 @@ class ServedModel:
 
     Attributes:
         name: what requests call it.
-        predictor: the model, prepared.
         created: seconds since 1970 at which it was opened.
         digest: the SHA-256 of its folder; empty if it was not opened from one.
         facts: what it is (`hub.provenance.model_facts`).
@@ -150,13 +149,7 @@ def request_errors() -> Iterator[None]:
 
 
 class Models:
-    """The models of a server by name.
-
-    Args:
-        models: by name, at least one.
-        indexes: by name.
-        limits: of the server.
-    """
+    """The models of a server by name, at least one, its indexes by name, and its limits."""
 
     def __init__(
         self,

@@ -33,7 +33,6 @@ from pydantic import (
     StrictStr,
     TypeAdapter,
     ValidationError,
-    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -68,8 +67,12 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def bounded(value: Any, info: ValidationInfo) -> Any:
-    """Refuse more items than the limit, before anything is done with them."""
+def bounded(value: Any, info: Any) -> Any:
+    """Refuse more items than the limit, before anything is done with them.
+
+    Args:
+        info: pydantic's `ValidationInfo`, a protocol that beartype cannot check.
+    """
     limits = info.context
     if isinstance(limits, Limits) and isinstance(value, list):
         if value and isinstance(value[0], int):  # token ids of one text
@@ -281,7 +284,6 @@ class Answer:
     """The predictions for a request.
 
     Attributes:
-        model: by which they were made.
         examples, encoded, predictions: one for each input, in order.
     """
 
@@ -311,7 +313,6 @@ class Query:
     """A request that has been read.
 
     Attributes:
-        model: that answers.
         inputs: each a text, a pair of texts or a row, as `Predictor` takes them.
         write: returns what the client receives, to be written as JSON.
         truncate: whether texts may be longer than the model reads, which are then cut.

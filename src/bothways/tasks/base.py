@@ -373,9 +373,7 @@ class TaskModel(TrainingModule, Generic[E, P]):
         loss_name: the name of the loss of its answers.
 
     Args:
-        task: the task.
         model: the encoder with the heads that the task needs.
-        tokenizer: the tokenizer of its ids.
         labels: names of the outputs, in order.
         length: maximum length of a sequence in tokens, special tokens included.
 

@@ -60,7 +60,6 @@ class Question:
 
     Attributes:
         id: the key of its prediction.
-        question, context: the texts.
         answers: right answers with the characters at which they begin; empty where there are none,
             or none are known.
         impossible: whether the context does not answer it; None where this is unknown.

@@ -53,7 +53,7 @@ from bothways.tasks.sentence_embedding.examples import (
     loss_for,
     vector_example,
 )
-from bothways.tasks.sentence_embedding.metrics import Agreement, gold_score, retrieval
+from bothways.tasks.sentence_embedding.vectors import Agreement, gold_score, retrieval
 from bothways.tasks.text_task import (
     EncodedTexts,
     LongTextTask,

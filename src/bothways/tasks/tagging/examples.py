@@ -292,7 +292,6 @@ class TagExample:
     """A sentence.
 
     Attributes:
-        words: of the sentence.
         tags: one a word, in the scheme of the data.
         where: file and line.
         text: the text whose slices the words are; None for the words joined by blanks.
