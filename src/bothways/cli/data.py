@@ -107,14 +107,7 @@ def build(
     options.show_tables(_counts(result, out))
 
 
-def inspect(
-    folder: str,
-    /,
-    *,
-    documents: int = 3,
-    seed: int = 0,
-    verify: bool = False,
-) -> None:
+def inspect(folder: str, /, *, documents: int = 3, seed: int = 0, verify: bool = False) -> None:
     """Show a corpus: counts, also of what was dropped, lengths, and some documents.
 
     Parameters

@@ -147,9 +147,7 @@ class App:
                 if error.code not in FAILURES:  # a limit, such as a likelihood that is too long
                     continue
                 message = f"the model cannot compute a text: {error.message}"
-                fix = (
-                    "Run bothways predict or bothways embed with its folder; try --precision fp32."
-                )
+                fix = "Run bothways predict or embed with its folder; try --precision fp32."
                 raise FolderError(message, where=model.name, fix=fix) from error
         self._warm = True
 
@@ -271,7 +269,7 @@ class App:
             raise full
         data = await read_body(headers, receive, self.limits, exchange.size or 0)
         exchange.deadline = time.monotonic() + self._seconds(headers)
-        work = self._work(len(data) > INLINE_BYTES, exchange.deadline)
+        work = partial(self._work, len(data) > INLINE_BYTES, exchange.deadline)
         reading = await work(self._query, path, data, scope.get("query_string", b""), name)
         if not isinstance(reading, tuple):
             return reading
@@ -312,21 +310,19 @@ class App:
         except asyncio.TimeoutError:
             raise late() from None
 
-    def _work(self, large: bool, deadline: float) -> Work:
-        """Return a function that calls others: for a large request in a thread.
+    async def _work(
+        self, large: bool, deadline: float, function: Callable[..., T], *arguments: Any
+    ) -> T:
+        """Call a function: for a large request in a thread.
 
         Between any two calls of a thread those for other requests have their turn, and the deadline
         is looked at.
         """
-
-        async def call(function: Callable[..., T], *arguments: Any) -> T:
-            if deadline <= time.monotonic():
-                raise late()
-            if not large:
-                return function(*arguments)
-            return await self._in_thread(self._tokenizers, deadline, function, *arguments)
-
-        return call
+        if deadline <= time.monotonic():
+            raise late()
+        if not large:
+            return function(*arguments)
+        return await self._in_thread(self._tokenizers, deadline, function, *arguments)
 
     def _query(self, path: str, data: bytes, url: bytes, name: str | None) -> Any:
         """Return the query in a body with its examples, or an answer that needs no model."""
@@ -409,7 +405,7 @@ class App:
         if not isinstance(result, Query):
             return orjson.dumps(result)
         # The documents that were found, for a cross-encoder.
-        work = self._work(True, exchange.deadline)
+        work = partial(self._work, True, exchange.deadline)
         examples = await work(result.model.examples, result.inputs, self.limits)
         return await self._answer(result, examples, work, receive, exchange)
 
@@ -426,9 +422,7 @@ class App:
             self.limits.check("request_tokens", f"tokens{which}", tokens)
         if not query.truncate and any(item.cut for item in encoded):
             length = model.task_model.length
-            message = (
-                f"a text is longer than the model reads, {length} tokens, and truncate is false"
-            )
+            message = f"a text has more than {length} tokens, and truncate is false"
             raise RequestError("text_too_long", message, param="inputs")
         units: Any = encoded
         if query.jobs is not None:  # it may have to read weights

@@ -198,11 +198,9 @@ class Batcher:
             # A refusal is remembered before the queue can become shorter. Remembered later, it
             # might stay when the queue is empty, and refuse every request from then on.
             if self.queued_tokens + ticket.tokens > self.limits.queue_tokens:
-                message = (
-                    f"the queue is full: {self.queued_tokens:,} tokens wait, and with "
-                    f"{ticket.tokens:,} more there would be above {self.limits.queue_tokens:,} "
-                    "(queue_tokens)"
-                )
+                bound = f"{self.limits.queue_tokens:,} (queue_tokens)"
+                message = f"the queue is full: {self.queued_tokens:,} tokens wait, and with "
+                message += f"{ticket.tokens:,} more there would be above {bound}"
                 wait = retry_after(self.queued_tokens / self.rate)
                 error = RequestError("overloaded", message, headers=wait)
                 if ticket.size is not None and not self.refusal(ticket.route, ticket.size):

@@ -431,10 +431,7 @@ def vector_writer(
     if (dtype in ("int8", "uint8")) != (ranges is not None):
         message = f"output_dtype {dtype} takes no ranges"
         if ranges is None:
-            message = (
-                f"output_dtype {dtype} needs ranges, the lowest and the highest value of each "
-                "component among many vectors; binary and ubinary need none"
-            )
+            message = f"output_dtype {dtype} needs ranges: two lists, of lowest and highest values"
         raise RequestError("invalid", message, param="ranges")
     if ranges is not None and (
         [*map(len, ranges)] != [count, count] or any(map(operator.gt, *ranges))

@@ -341,9 +341,8 @@ def guess_column(
         fix = "Give a .csv, .tsv, .jsonl or .parquet with both."
     elif not fix:
         message += f"; use {_spelled(dict.fromkeys([column.role, *unclear], 'NAME'))}"
-        fix = (
-            f"Or rename it to {(*column.names, *aliases)[0]!r}." if aliases and not matching else ""
-        )
+        if aliases and not matching:
+            fix = f"Or rename it to {(*column.names, *aliases)[0]!r}."
         fix = columns_advice([column]) if column.several else fix
     raise DataError(message, where=location, fix=fix or None)
 

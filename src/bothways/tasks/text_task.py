@@ -393,9 +393,7 @@ class LongTextTask(TextTask[P]):
         trained = self.columns
         count = 1 if trained.text_b is None else 2
         if trained.text is not None and len(texts) in {1, 2} - {count}:
-            message = (
-                f"has {quantity(len(texts), 'text(s)')}, and the model was trained on {count} each"
-            )
+            message = f"has {quantity(len(texts), 'text(s)')}; the model was trained on {count}"
             fix = "Give several texts as a list, and the two texts of one example as a tuple."
             raise DataError(message, where=where, fix=fix)
         return super().from_texts(texts, where=where)

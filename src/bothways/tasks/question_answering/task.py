@@ -349,16 +349,14 @@ def _check_places(train: Many[Question]) -> list[Finding]:
                 moved.append(f"{example.where} ({text[:40]!r})")
     findings = []
     if absent:
-        message = f"{len(absent)} of {len(train)} training questions have an answer that is not in "
-        message += "their context"
+        message = f"{len(absent)} of {len(train)} training answers are not in their context"
         if len(absent) == len(train):
             fix = "Fix these answers; there is nothing else to learn."
             findings.append(Finding("labels", "error", f"{message}: {places(absent)}", fix=fix))
         else:
             message = f"{message} and are skipped: {places(absent)}"
             findings.append(Finding("labels", "warning", message))
-    fault = "training answer(s) does|do not begin at the given character; "
-    fault += "the nearest occurrence is used"
+    fault = "training answer(s) does|do not begin at the given character, but nearby"
     return findings + report_rows("labels", moved, fault, severity="note")
 
 

@@ -389,8 +389,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def grade(self, example: TextExample, prediction: VectorPrediction, labels: Many[str]) -> float:
         """Raise a ConfigError: correlation is not defined for one pair."""
-        message = "sentence vectors have no grade for each example, "
-        message += "only a correlation with all scores"
+        message = "sentence vectors have no grade for each example, only a correlation"
         fix = f"Score each model: {call('evaluate', 'MODEL', task='embed')}"
         raise ConfigError(message, where="task", fix=fix)
 

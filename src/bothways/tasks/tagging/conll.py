@@ -424,8 +424,8 @@ def _chosen(fields: list[str], layout: ColumnLayout, location: str) -> tuple[str
         message = f"{description}; the word is to be column {word}"
         if tag is not None:
             message += f" and its tag {'the last one' if layout.fixed else f'column {tag}'}"
-        fix = "Each line is a word and its tag, separated by a tab or blanks; other columns by "
-        fix += f"number, from 0: {argument(text='1', label='3')}."
+        columns = argument(text="1", label="3")
+        fix = f"Each line is a word and its tag. Name other columns by number, from 0: {columns}."
         raise DataError(message, where=location, fix=fix)
     return fields[word], None if tag is None else fields[tag]
 

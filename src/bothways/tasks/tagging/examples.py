@@ -164,8 +164,7 @@ def _plain_row(row: TableRow) -> TableRow:
             texts = [name for name, value in data.items() if isinstance(value, str)]
             name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
             if name is None:
-                message = f"has {quantity(len(texts), 'text(s)')} in its data "
-                message += f"({', '.join(texts) or 'none'})"
+                message = f"has {len(texts)} texts in its data ({', '.join(texts) or 'none'})"
                 raise DataError(message, where=row.where, fix='Call the text "text".')
             complete = [a for a in done if isinstance(a, Mapping) and not a.get("was_cancelled")]
             try:

@@ -243,8 +243,7 @@ def tags_from_spans(
             message = f"the span {span} {text[span.start : span.end][:40]!r} cuts a word; "
             nearest = f"{borders.start}–{borders.stop} ({text[borders][:40]!r})"
             message += f"the nearest borders of words are {nearest}"
-            fix = "Correct the span, or split all texts at every mark: task.splitter=punctuation "
-            fix += "(or characters, for Chinese)."
+            fix = "Correct the span, or set task.splitter=punctuation (or characters, for Chinese)."
             raise DataError(message, where=location, fix=fix)
         begin, end, preceding = starts[first], ends[last], span
         # "Anna Berg sings", 0–9 PER → B-PER I-PER O
