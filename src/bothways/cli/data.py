@@ -15,8 +15,13 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
+from bothways.core.config.reader import load
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import ConfigError, DataError, ResourceError
+from bothways.core.files import check_output_path, replace_file, replace_folder
 from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, quantity, show_lines, write_stderr
+from bothways.data.text_io import STDIN, BytesRead, file_at, read_lines, standard_input
 from bothways.texts import read_document_texts, read_sample
 
 if TYPE_CHECKING:
@@ -58,7 +63,6 @@ class CleaningOptions:
         Raises:
             ConfigError: an unknown setting, or a wrong value.
         """
-        from bothways.core.config.reader import load
         from bothways.data.cleaning.config import Cleaning, make_cleaning
 
         base = make_cleaning(self.filters, self.near_duplicates, self.min_tokens)
@@ -89,7 +93,6 @@ def build(
         hub:owner/name:configuration:split. Then settings of the cleaning, such as
         word_count.least=20, near_duplicates.shingle=8 or stop_words=none.
     """
-    from bothways.core.errors import DataError
     from bothways.data.manifest import MANIFEST
 
     files, settings = options.split_inputs(inputs)
@@ -121,7 +124,6 @@ def inspect(folder: str, /, *, documents: int = 3, seed: int = 0, verify: bool =
     verify
         Compare the files with the digests in the manifest.
     """
-    from bothways.core.config.values import require_at_least
     from bothways.core.source import rng
     from bothways.data.corpus import Corpus, length_percentiles
 
@@ -259,8 +261,6 @@ def train(
         to this power: 1 as large as they are, 0 equally (mBERT 0.7, XLM-R 0.3). Small languages are
         repeated. By default all inputs are one text.
     """
-    from bothways.core.errors import ConfigError, ResourceError
-    from bothways.core.files import replace_folder
     from bothways.data.documents import read_documents
     from bothways.text.trainers import KINDS
 
@@ -296,8 +296,6 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     out
         .jsonl file to write; default: standard output.
     """
-    from bothways.core.files import check_output_path, replace_file
-    from bothways.data.text_io import STDIN
     from bothways.text.tokenizer import Tokenizer
 
     if out is not None:
@@ -348,7 +346,6 @@ def report(
     from rich.table import Table
     from rich.text import Text
 
-    from bothways.core.config.values import require_at_least
     from bothways.core.report.terminal import titled
     from bothways.data.documents import read_documents
     from bothways.text import sampling
@@ -384,8 +381,6 @@ def report(
 
 
 def _lines(inputs: list[str], progress: Progress) -> Iterator[str]:
-    from bothways.data.text_io import STDIN, BytesRead, file_at, read_lines, standard_input
-
     files, bytes_read = [None if name == STDIN else file_at(name) for name in inputs], BytesRead()
     sizes = [file.stat().st_size for file in files if file is not None]
     progress.stage("encoding", sum(sizes) if len(sizes) == len(files) else None)

@@ -19,9 +19,13 @@ from typing import TYPE_CHECKING, Literal
 
 import bothways
 from bothways.cli import options
-from bothways.core.errors import ConfigError, call
+from bothways.core.config.reader import config_difference, list_settings
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import ConfigError, FolderError, call
+from bothways.core.files import check_output_path
 from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, quantity, say, write_stderr
+from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
 from bothways.pretraining import PretrainRecipe
 
 if TYPE_CHECKING:
@@ -44,8 +48,6 @@ def describe(model: str, /, *, length: int = 128) -> None:
     """
     from rich.text import Text
 
-    from bothways.core.config.reader import config_difference
-    from bothways.core.config.values import require_at_least
     from bothways.model.families import bert
 
     require_at_least(1, length=length)
@@ -106,11 +108,9 @@ def _find(model: str) -> _Found:
     local = Path(model).is_dir()
     if model in PRESETS and not local:
         return _preset(model)
-    from bothways.core.errors import FolderError
     from bothways.hub.hf_config import open_model, read_hf_config
     from bothways.hub.model_folder import heads_of, plan_model
     from bothways.hub.provenance import model_facts
-    from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
 
     try:
         folder = resolve(resolve_run(model), CONFIG_FILES)
@@ -400,8 +400,6 @@ def show(  # noqa: PLR0913 – one option per question
         fix = "Add --layer N." if layer is None else "Leave it out: a page or JSON has all heads."
         raise ConfigError(message, where="head", fix=fix)
     if out is not None:
-        from bothways.core.files import check_output_path
-
         check_output_path(out, [source])
     shown = bothways.show(
         [source, *corpora] if corpora else source,
@@ -479,7 +477,6 @@ def settings(
 
 def all_settings() -> dict[str, list[Setting]]:
     """Return the settings by command, in the order of their declarations."""
-    from bothways.core.config.reader import list_settings
     from bothways.finetuning.config import SHORTHANDS, FinetuneConfig
     from bothways.lab.features.run import FeatureConfig
     from bothways.model.families.catalogue import preset

@@ -12,6 +12,9 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
+from bothways.core.config import reader as configs
+from bothways.core.config.values import merge, parse_overrides, require_at_least
+from bothways.core.errors import require
 from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, say, write_stderr
 
@@ -56,8 +59,6 @@ def quickstart(
         Text files, folders or globs, as for `bothways corpus build`; default: the documentation
         inside this Python installation.
     """
-    from bothways.core.config.values import require_at_least
-    from bothways.core.errors import require
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import show
     from bothways.lab.quickstart.gain import quickstart_report, run_quickstart
@@ -111,8 +112,6 @@ def features(
     out
         The folder of the vectors: words × layers × width × 4 bytes.
     """
-    from bothways.core.config import reader as configs
-    from bothways.core.config.values import merge, parse_overrides
     from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
 
     arguments = {"model": model, "train": train, "dev": dev, "layers": layers}
@@ -158,7 +157,6 @@ def bench(
     rounds
         Number of rounds per contender; medians are compared.
     """
-    from bothways.core.config.values import require_at_least
     from bothways.core.report.terminal import render_report
     from bothways.core.runtime.devices import choose_device
     from bothways.lab.bench import race

@@ -133,7 +133,7 @@ _COMMANDS = {
         "evaluate": ("predict", "films test.tsv --report films.html"),
         "calibrate": ("predict", "films dev.tsv --out calibrated"),
         "compare": ("inspection", "runs/a runs/b test.tsv"),
-        "average": ("convert", "seed-0 seed-1 seed-2 --out soup"),
+        "average": ("deploy", "seed-0 seed-1 seed-2 --out soup"),
     },
     "Use": {
         "predict": ("predict", "films new.csv --keep id --out labels.csv"),
@@ -143,10 +143,10 @@ _COMMANDS = {
         "mine": ("predict", "pairs.tsv --index notes --out triplets.jsonl"),
     },
     "Deploy": {
-        "play": ("serve", "films"),
-        "serve": ("serve", "films --port 8080"),
-        "export": ("convert", "films --out films-onnx"),
-        "convert": ("convert", "uncased_L-12_H-768_A-12 --out bert-base-uncased"),
+        "play": ("deploy", "films"),
+        "serve": ("deploy", "films --port 8080"),
+        "export": ("deploy", "films --out films-onnx"),
+        "convert": ("deploy", "uncased_L-12_H-768_A-12 --out bert-base-uncased"),
     },
 }
 _TOKENIZER = {

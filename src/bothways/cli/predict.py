@@ -16,9 +16,12 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
+from bothways.core.files import check_output_path
 from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, quantity, say, write_stderr
+from bothways.data.text_io import STDIN
 
 if TYPE_CHECKING:
     from bothways.prediction.analysis.evaluation import Evaluation
@@ -84,9 +87,6 @@ def predict(  # noqa: PLR0913 – one option per question
     window
         Number of texts to read before the first prediction; default: 4096, on a terminal 1.
     """
-    from bothways.core.config.values import require_at_least
-    from bothways.data.text_io import STDIN
-
     require_at_least(1, top=top, window=window)
     files, words = options.split_inputs(inputs)
     settings: dict[str, Any] = {
@@ -178,8 +178,6 @@ def embed(  # noqa: PLR0913 – one option per question
     length
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     """
-    from bothways.core.files import check_output_path
-
     files, words = options.split_inputs(inputs)
     if out.suffix and not out.is_dir():
         check_output_path(out, files)

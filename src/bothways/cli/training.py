@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import bothways
 from bothways.cli import options
+from bothways.core.config.reader import replaced_members
 from bothways.core.errors import ConfigError
 from bothways.core.progress import terminal_progress
-from bothways.core.terminal import output_console, quantity, say, write_stderr
+from bothways.core.runtime.cards import card_named
+from bothways.core.terminal import output_console, quantity, say, time_text, write_stderr
 from bothways.pretraining import DistilRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
 
@@ -505,10 +508,6 @@ def plan(  # noqa: PLR0913 – one option per question
     price
         Price of a card, or of this machine, per hour, in any currency.
     """
-    from json import dumps
-
-    from bothways.core.config.reader import replaced_members
-    from bothways.core.runtime.cards import card_named
     from bothways.core.runtime.devices import gpu_memory
     from bothways.data.corpus import Corpus
     from bothways.model.families.catalogue import PRESETS, preset
@@ -566,7 +565,6 @@ def plan(  # noqa: PLR0913 – one option per question
 
 def _show(done: RunForecast) -> None:
     """Print the forecast as tables."""
-    from bothways.core.terminal import time_text
     from bothways.training.step_cost import USABLE, size_text
 
     console = output_console()

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
-from bothways.serving import openai, tei
+from bothways.serving import compatible
 from bothways.serving.batcher import SMOOTHING, Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError, retry_after
 from bothways.serving.explain import EXPLAIN
@@ -98,7 +98,7 @@ class App:
             "/ready": self._ready,
             "/health": self._ready,
             "/ping": self._ready,
-            "/info": lambda: tei.info(self.models),
+            "/info": lambda: compatible.info(self.models),
             "/metrics": lambda: Page(self.metrics.text(), METRICS_KIND, headers={}),
             "/openapi.json": lambda: document(
                 self.models, guarded=bool(keys), playground=playground
@@ -106,7 +106,7 @@ class App:
             **{path: partial(self._files.__getitem__, path) for path in self._files},
             "/v1/models": lambda: {
                 "object": "list",
-                "data": [openai.described(model) for model in self.models],
+                "data": [compatible.described(model) for model in self.models],
             },
         }
         for model in self.models:
@@ -350,7 +350,7 @@ class App:
         """Return the routes that compute nothing."""
         if name is not None:
             model = self.models.named(name)
-            return {"/v1/models/{name}": lambda: openai.described(model), "/ready": self._ready}
+            return {"/v1/models/{name}": lambda: compatible.described(model), "/ready": self._ready}
         return self._routes
 
     def _live(self) -> Any:

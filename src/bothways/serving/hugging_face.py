@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
 from bothways.core.errors import ConfigError
-from bothways.serving import openai, shapes, tei
+from bothways.serving import compatible, shapes
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models
 from bothways.tasks.classification.task import ZeroShotTask
@@ -348,8 +348,11 @@ ALTERNATIVES: Mapping[str, Many[shapes.Route]] = {
     **{kind: (replace(shapes.own(kind), request=TaskRequest),) for kind in shapes.PREDICTIONS},
     **dict.fromkeys(shapes.CLASSIFIERS, (_CLASSIFICATION,)),
     **dict.fromkeys(("classify", "zero-shot"), (_CLASSIFICATION, _ZERO_SHOT)),
-    "rerank": (_CLASSIFICATION, openai.RERANK),
-    "embed": (replace(tei.EMBED, read=partial(tei.embed_inputs, normalise=False)), tei.SIMILARITY),
+    "rerank": (_CLASSIFICATION, compatible.RERANK),
+    "embed": (
+        replace(compatible.EMBED, read=partial(compatible.embed_inputs, normalise=False)),
+        compatible.SIMILARITY,
+    ),
     "tag": (
         shapes.Route(
             TaggingRequest, _token_classification, list[EntityGroup] | list[list[EntityGroup]]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union
 from typing_extensions import TypedDict
 
 from bothways import __version__
-from bothways.serving import hugging_face, openai, tei
+from bothways.serving import compatible, hugging_face
 from bothways.serving.errors import STATUS, TRY_AGAIN
 from bothways.serving.explain import EXPLAIN
 from bothways.serving.models import Models, ServedModel
@@ -20,13 +20,13 @@ from bothways.serving.shapes import PREDICTIONS, TEXT, Route, Schema, build_sche
 
 ROUTES: dict[str, Route] = {
     **{f"/{kind}": own(kind) for kind in PREDICTIONS},
-    "/embed": tei.EMBED,
-    "/predict": tei.PREDICT,
-    "/similarity": tei.SIMILARITY,
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), openai.RERANK),
-    **dict.fromkeys(("/v1/embeddings", "/embeddings"), openai.EMBEDDINGS),
+    "/embed": compatible.EMBED,
+    "/predict": compatible.PREDICT,
+    "/similarity": compatible.SIMILARITY,
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), compatible.RERANK),
+    **dict.fromkeys(("/v1/embeddings", "/embeddings"), compatible.EMBEDDINGS),
     "/": Route(None, hugging_face.choose_route, Any, "Hugging Face: the task of the model"),
-    "/tokenize": tei.TOKENIZE,
+    "/tokenize": compatible.TOKENIZE,
     "/search": SEARCH,
 }
 """The POST routes of every server."""
@@ -90,11 +90,11 @@ class Status(TypedDict):
 
 GETS: dict[str, Any] = {
     "/": Status,
-    "/info": tei.ServerInfo,
+    "/info": compatible.ServerInfo,
     "/metrics": None,
     "/openapi.json": dict[str, Any],
-    "/v1/models": openai.ModelList,
-    "/v1/models/{model}": openai.ModelObject,
+    "/v1/models": compatible.ModelList,
+    "/v1/models/{model}": compatible.ModelObject,
     **dict.fromkeys(PROBES, Status),
 }
 """The answers of the routes that compute nothing; None for plain text."""
