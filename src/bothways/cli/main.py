@@ -91,22 +91,14 @@ _GROUPS = {
         ("Learn", "Data", "Pre-train", "Fine-tune", "Use", "Deploy", "Help")
     )
 }
-tokenizer = App(
-    name="tokenizer",
-    help="Train a vocabulary, encode with it, report how well it fits a text.",
-    group=_GROUPS["Data"],
-    sort_key=0,
-)
-corpus = App(
-    name="corpus",
-    help="Build a memory-mapped corpus from text, and inspect it.",
-    group=_GROUPS["Data"],
-)
-reproduce = App(
-    name="reproduce",
-    help="Run published experiments and compare with the published results.",
-    group=_GROUPS["Learn"],
-)
+_HELP = {
+    "tokenizer": "Train a vocabulary, encode with it, report how well it fits a text.",
+    "corpus": "Build a memory-mapped corpus from text, and inspect it.",
+    "reproduce": "Run published experiments and compare with the published results.",
+}
+tokenizer, corpus, reproduce = (App(name=name, help=text) for name, text in _HELP.items())
+tokenizer.group = corpus.group = _GROUPS["Data"]
+reproduce.group, tokenizer.sort_key = _GROUPS["Learn"], 0
 # The commands by group, with their module in bothways.cli and an example; the docstring of the
 # function is the help.
 _COMMANDS = {
@@ -182,9 +174,8 @@ for _app, _groups in _APPS:
                 sort_key=_order,
                 help_epilogue=f"Example: `{_words} {_name} {_example}`",
             )
-app.command(tokenizer)
-app.command(corpus)
-app.command(reproduce)
+for _app in (tokenizer, corpus, reproduce):
+    app.command(_app)
 app.register_install_completion_command(group=_GROUPS["Help"])
 app["--help"].group = app["--version"].group = _GROUPS["Help"]
 

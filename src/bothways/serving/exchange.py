@@ -68,11 +68,7 @@ class Exchange:
 
     @classmethod
     def of(cls, raw: Iterable[tuple[bytes, bytes]]) -> Exchange:
-        """Return the exchange that begins now, with the client's own id if it gives a fit one.
-
-        Args:
-            raw: names and values of the headers.
-        """
+        """Return the exchange that begins now, with the client's own id if it gives a fit one."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
         id, length = headers.get("x-request-id", ""), headers.get("content-length", "")
         id = id if _ID.fullmatch(id) else uuid.uuid4().hex

@@ -163,7 +163,6 @@ class Task(Generic[E, P]):
         """Open a file, a Hub data set or the standard input ("-") and stream its examples.
 
         Args:
-            source: its name.
             columns: the columns to read, of the same type as `self.columns`. Unnamed columns
                 default to the task's, if the data has them; else they are guessed.
             labelled: whether to read answers.
@@ -183,8 +182,7 @@ class Task(Generic[E, P]):
         Args:
             rows: with the name of each for messages; other things than rows are in `values`, too.
             parse: returns the example in a row.
-            columns: as in `read`.
-            labelled: whether answers are read.
+            columns, labelled: as in `read`.
         """
         return Reading(self, map(parse, rows))
 
@@ -342,11 +340,7 @@ class Task(Generic[E, P]):
         return self
 
     def program_files(self, length: int) -> Mapping[str, Any]:
-        """Return JSON files for other programs that are saved with a model; see `save_model`.
-
-        Args:
-            length: maximum length of a sequence in tokens.
-        """
+        """Return JSON files for other programs that are saved with a model; see `save_model`."""
         return {}
 
     def with_columns(self: T, columns: Any) -> T:

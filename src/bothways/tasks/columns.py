@@ -139,7 +139,6 @@ def choose_columns(
     Args:
         table: the columns that the task reads.
         names: the columns of the table.
-        where: the table, for messages.
         requested: columns that the user names.
         defaults: columns to read where none are named, if the table has them; else they are
             guessed.
@@ -322,7 +321,6 @@ def guess_column(
 
     Args:
         column: its role and noun are for messages.
-        aliases: common aliases of such a column.
         free: the columns that it may be; None for all.
         unclear: other roles that have to be named as well.
 
@@ -458,7 +456,6 @@ def asked_columns(
     Args:
         table: the columns that the task reads.
         names: the columns of the table, which decide whether "a,b" names two.
-        labelled: whether answers are read.
     """
     roles, result = {column.role: column for column in table}, list[str]()
     for name, value in _changed(columns).items():

@@ -163,13 +163,12 @@ def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
 
 
 def check_overlap(
-    train: Many[Any], dev: Many[Any], key: Callable[[Any], Hashable], kind: str = "examples"
+    train: Many[Any], dev: Many[Any], key: Callable[[Any], Hashable], kind: str
 ) -> list[Finding]:
     """Report development examples that are in the training data.
 
     Args:
         key: returns what identifies an example: everything but its labels.
-        kind: the noun for examples, in the plural.
     """
     train_keys = {key(example) for example in train}
     shared = [example.where for example in dev if key(example) in train_keys]

@@ -118,7 +118,6 @@ def read_squad(source: str, labelled: bool, unused: list[str]) -> Iterator[Quest
     """Yield the questions of a file in SQuAD's form.
 
     Args:
-        labelled: whether answers are read.
         unused: receives the names of fields that are not read.
 
     Raises:

@@ -117,7 +117,6 @@ def find_layout(
     Args:
         location: the file, for messages.
         text, label: the columns of words and tags that are asked for: a number or a name.
-        labelled: whether tags are read.
 
     Raises:
         DataError: a column that is asked for is a name, and the file has no such name.
@@ -345,11 +344,7 @@ _Row = tuple[int, str, str | None]
 def read_columns(
     lines: Iterable[tuple[int, str]], where: str, layout: ColumnLayout
 ) -> Iterator[ColumnSentence]:
-    """Yield the sentences of numbered lines.
-
-    Args:
-        where: the file, for messages.
-        layout: the meaning of the columns.
+    """Yield the sentences of numbered lines of a file.
 
     Raises:
         DataError: a line without a field of the layout, or whose tag is its word; lines of
@@ -387,11 +382,7 @@ def read_columns(
 
 
 def _is_comment(line: str, fields: list[str], layout: ColumnLayout, *, begun: bool) -> bool:
-    """Return True if a line is a comment, not a word.
-
-    Args:
-        begun: a word of the sentence precedes it.
-    """
+    """Return True if a line is a comment, not a word; `begun` if a word precedes it."""
     counts = 0 in (layout.counter, layout.sentence)
     if begun or counts or not line.startswith("#"):
         return counts and line.startswith("#")

@@ -136,7 +136,6 @@ def arrange_rows(
 
     Args:
         rows: of a file, or in memory, where other things than rows pass unchanged.
-        labelled: whether answers are read.
 
     Raises:
         DataError: a column that is asked for is missing; while reading, a row of a known form with
@@ -337,7 +336,6 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
         task: the tagging task, whose columns are read where none are asked for, if the data has
             them.
         requested: columns that the user asks for.
-        labelled: whether tags are read.
 
     Returns:
         A reading whose examples are `Numbered`.

@@ -232,12 +232,7 @@ class EntityCounts:
 
 
 class TagCounts:
-    """The counts from which the scores of a data set follow, in constant memory.
-
-    Args:
-        labels: the tags.
-        entities: whether they spell entities.
-    """
+    """The counts from which the scores of a data set follow, in constant memory."""
 
     def __init__(self, labels: Many[str], entities: bool) -> None:
         self._entities, self._scheme = entities, scheme_of(labels)
