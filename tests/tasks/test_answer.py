@@ -392,7 +392,7 @@ BEGIN = "there are .* without an answer, but no such"
         ),
         (
             [AWAY], [], None,
-            [("labels error", r"^1 of 1 training questions .* in their context: t.json:b \('dog'\)$")],
+            [("labels error", r"^1 of 1 training answers are not in their context: t.json:b \('dog'\)$")],
         ),
         ([AWAY, NONE], [], 0.0, [("labels warning", "are skipped"), ("balance note", "no answer is")]),
         ([GOOD], [replace(OTHER, answers=(("dog", 4), ("cat", 28)))], None, []),  # one can be given

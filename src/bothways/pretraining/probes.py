@@ -1,6 +1,6 @@
 """Probes of a model in the course of its pre-training: minimal pairs, and linear probes.
 
-Minimal pairs need no training (`tasks.likelihood`). A linear probe is a logistic regression on the
+Minimal pairs need no training (`tasks.masked_lm`). A linear probe is a logistic regression on the
 mean of the last layer's vectors, standardised, scored by cross-validation on the same table: it
 shows what can be read from frozen features (Alain and Bengio 2016). Both read the model as it is
 and draw no random number, so a run with probes has the updates of one without.

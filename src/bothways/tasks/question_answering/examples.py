@@ -191,7 +191,7 @@ def _answers(value: Any, location: str) -> Answers | None:
         case None | "":
             return None
         case str(text):
-            pairs = [(text, ANYWHERE)]
+            pairs: list[tuple[Any, Any]] = [(text, ANYWHERE)]
         case {"text": list(texts), "answer_start": list(starts)} if len(texts) == len(starts):
             pairs = list(zip(texts, starts, strict=True))
         case [*items]:
