@@ -355,10 +355,8 @@ def report(
     require_at_least(0, examples=examples)
     model = Tokenizer.load(tokenizer)
     with terminal_progress() as progress:
-        documents = read_documents(inputs, column=column)
-        texts = sampling.sample(
-            read_document_texts(documents, progress), sampling.characters_of(ceiling)
-        )
+        documents = read_document_texts(read_documents(inputs, column=column), progress)
+        texts = sampling.sample(documents, sampling.characters_of(ceiling))
         summary = examine(model, read_sample(texts, progress), examples=examples)
     rows = {
         "vocabulary": f"{summary.size:,} tokens, {summary.unused:.1%} of them unused here",

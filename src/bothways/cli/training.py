@@ -390,9 +390,8 @@ def print_folds(scores: CrossValidation, out: Path) -> None:
     if not options.ended_here(scores.series.finished):
         return
     columns = {"mean": scores.metrics, "deviation": scores.deviations}
-    title = (
-        f"{quantity(len(scores.series.scored), 'fold(s)')}, each scored by the model of the others"
-    )
+    folds = quantity(len(scores.series.scored), "fold(s)")
+    title = f"{folds}, each scored by the model of the others"
     options.show_tables(options.metric_table(title, columns))
     write_stderr(f"A prediction for each row is in {out / PREDICTIONS}.")
 

@@ -116,10 +116,8 @@ class Ticket:
             # Sequences of an example may be computed in different batches and in any order.
             ordered = [rows[k] for k in range(len(rows))]
             del self.outputs[unit.example]
-            example = self.examples[unit.example]
-            self.predictions[unit.example] = decode_finite(
-                self.model.task_model, example, item, ordered
-            )
+            task_model, example = self.model.task_model, self.examples[unit.example]
+            self.predictions[unit.example] = decode_finite(task_model, example, item, ordered)
 
 
 @dataclass(frozen=True, eq=False)

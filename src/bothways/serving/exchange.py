@@ -230,30 +230,27 @@ class Metrics:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = CollectorRegistry()
-        options: dict[str, Any] = {"registry": self.registry}
+        options: dict[str, Any] = {"registry": self.registry, "namespace": "bothways"}
         counter = functools.partial(Counter, **options)
         seconds = functools.partial(Histogram, buckets=SECONDS, **options)
         sizes = functools.partial(Histogram, buckets=SIZES, **options)
         gauge = functools.partial(Gauge, **options)
-        labels = ("route", "model", "status")
-        self._requests = counter("bothways_requests", "Requests answered.", labels)
+        self._requests = counter("requests", "Requests answered.", ("route", "model", "status"))
         description = "From the first byte of a request to its answer."
-        self._seconds = seconds("bothways_request_seconds", description, ("route",))
-        self._queue = seconds("bothways_queue_seconds", "From queue to model.")
-        self._batch_seconds = seconds("bothways_batch_seconds", "Computation of a batch.")
-        self._batch_tokens = sizes("bothways_batch_tokens", "Tokens of a batch.")
-        self._batch_sequences = sizes("bothways_batch_sequences", "Sequences of a batch.")
-        self._texts = counter("bothways_texts", "Inputs answered.", ("model",))
-        self._tokens = counter("bothways_tokens", "Tokens of inputs answered.", ("model",))
-        description = "Inputs longer than the model reads."
-        self._cut = counter("bothways_truncated_texts", description, ("model",))
-        self._queued = gauge("bothways_queue_tokens", "Tokens that wait.")
-        description = "Tokens that may wait; more are refused."
-        gauge("bothways_queue_limit_tokens", description).set(queue_tokens)
-        description = "1 while new requests are welcome, else 0."
-        gauge("bothways_ready", description).set_function(lambda: float(is_ready()))
+        self._seconds = seconds("request_seconds", description, ("route",))
+        self._queue = seconds("queue_seconds", "From queue to model.")
+        self._batch_seconds = seconds("batch_seconds", "Computation of a batch.")
+        self._batch_tokens = sizes("batch_tokens", "Tokens of a batch.")
+        self._batch_sequences = sizes("batch_sequences", "Sequences of a batch.")
+        self._texts = counter("texts", "Inputs answered.", ("model",))
+        self._tokens = counter("tokens", "Tokens of inputs answered.", ("model",))
+        self._cut = counter("truncated_texts", "Inputs longer than the model reads.", ("model",))
+        self._queued = gauge("queue_tokens", "Tokens that wait.")
+        gauge("queue_limit_tokens", "Tokens that may wait; more are refused.").set(queue_tokens)
+        ready = gauge("ready", "1 while new requests are welcome, else 0.")
+        ready.set_function(lambda: float(is_ready()))
         description = "When the model was opened, in seconds since 1970."
-        self._loaded = gauge("bothways_model_opened_seconds", description, ("model",))
+        self._loaded = gauge("model_opened_seconds", description, ("model",))
 
     def request(self, route: str, model: str, status: int, seconds: float) -> None:
         """Count a request, answered or refused."""

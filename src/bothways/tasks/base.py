@@ -216,9 +216,8 @@ class Task(Generic[E, P]):
             DataError: the answer is none, or answers of the task need a row.
         """
         message = f"answers of the task {self.name!r} are part of the rows"
-        raise DataError(
-            message, where="answers", fix="Give rows with their answers, without answers."
-        )
+        fix = "Give rows with their answers, without answers."
+        raise DataError(message, where="answers", fix=fix)
 
     def wrong_texts(self, texts: tuple[str, ...], where: str, needs: str) -> DataError:
         """Return the error for texts that are not an example."""

@@ -154,27 +154,23 @@ def multilabel_metrics(
     return {"f1_micro": f1_micro, "f1_macro": float(per_label.mean())}
 
 
-class _Cuts(NamedTuple):
-    """The candidate thresholds of a label, and the assignments that each results in."""
-
-    thresholds: NDArray[np.float64]
-    right: NDArray[np.float64]
-    assigned: NDArray[np.float64]
-
-    def best(self, value: NDArray[np.float64]) -> int:
-        """Return the candidate with the greatest value; of equal ones the nearest to one half."""
-        equal = np.flatnonzero(value >= value.max() - 1e-12)
-        return int(equal[np.abs(self.thresholds[equal] - 0.5).argmin()])
-
-
-def _cuts(truth: NDArray[np.int64], probabilities: NDArray[np.float64]) -> _Cuts:
+def _cuts(
+    truth: NDArray[np.int64], probabilities: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the candidate thresholds of a label, and the right and all assignments by each."""
     # A threshold is halfway between neighbouring probabilities, where rounding flips no example.
     # The last candidate is above all of them.
     levels, position = np.unique(probabilities, return_inverse=True)  # ascending
     correct = np.bincount(position, weights=truth)[::-1].cumsum()[::-1]
     assigned = np.bincount(position)[::-1].cumsum()[::-1]
     thresholds = (np.append(levels, 1.0) + np.insert(levels, 0, 0.0)) / 2
-    return _Cuts(thresholds, np.append(correct, 0.0), np.append(assigned, 0))
+    return thresholds, np.append(correct, 0.0), np.append(assigned, 0.0)
+
+
+def _best(thresholds: NDArray[np.float64], value: NDArray[np.float64]) -> int:
+    """Return the candidate with the greatest value; of equal ones the nearest to one half."""
+    equal = np.flatnonzero(value >= value.max() - 1e-12)
+    return int(equal[np.abs(thresholds[equal] - 0.5).argmin()])
 
 
 def macro_thresholds(
@@ -184,9 +180,9 @@ def macro_thresholds(
     """Return for each label the threshold with its best F1; 0.5 for labels that no example has."""
     result = []
     for column, chances in zip(truth.T, probabilities.T, strict=True):
-        cuts = _cuts(column, chances)
-        f1 = 2 * cuts.right / (cuts.assigned + max(1, column.sum()))
-        result.append(float(cuts.thresholds[cuts.best(f1)]) if column.any() else 0.5)
+        thresholds, correct, assigned = _cuts(column, chances)
+        f1 = 2 * correct / (assigned + max(1, column.sum()))
+        result.append(float(thresholds[_best(thresholds, f1)]) if column.any() else 0.5)
     return tuple(result)
 
 
@@ -208,13 +204,13 @@ def micro_thresholds(
     best, f1, selected = -1.0, 0.0, [0] * len(columns)
     while f1 > best:
         best = f1
-        selected = [cuts.best(2 * cuts.right - f1 * cuts.assigned) for cuts in columns]
+        selected = [_best(limits, 2 * right - f1 * assigned) for limits, right, assigned in columns]
         pairs = list(zip(columns, selected, strict=True))
-        correct = sum(float(cuts.right[at]) for cuts, at in pairs)
-        assigned = sum(float(cuts.assigned[at]) for cuts, at in pairs)
+        correct = sum(float(right[at]) for (_, right, _), at in pairs)
+        assigned = sum(float(all_assigned[at]) for (_, _, all_assigned), at in pairs)
         f1 = 2 * correct / max(1.0, assigned + total)
     thresholds = np.full(truth.shape[1], 0.5)
-    thresholds[known] = [cuts.thresholds[at] for cuts, at in zip(columns, selected, strict=True)]
+    thresholds[known] = [limits[at] for (limits, *_), at in zip(columns, selected, strict=True)]
     return tuple(thresholds.tolist())
 
 

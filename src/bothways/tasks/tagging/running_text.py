@@ -150,9 +150,7 @@ def _kind(character: str) -> str:
 _STARTS, _ENDS = ("start", "start_offset", "begin"), ("end", "end_offset", "stop")
 _TYPES = ("type", "label", "labels", "entity_group", "entity", "tag")
 FORM = 'Spans are like {"text": "Anna sings", "spans": [{"start": 0, "end": 4, "label": "PER"}]}.'
-_OFFSETS = (
-    "Offsets count characters (Unicode code points) from 0; the end is the one after the last."
-)
+_OFFSETS = "Offsets count characters (Unicode code points) from 0; the end is after the last."
 
 
 @dataclass(frozen=True)
