@@ -262,15 +262,14 @@ def reranking(models: Models, request: RerankRequest) -> shapes.Query:
         logits = np.array([prediction.logits[0] for prediction in answer.predictions])
         scores = logits if raw else sigmoid(logits)
         # By logits: σ of large ones is 1 for all.
-        order = np.argsort(-logits, kind="stable")[:top].tolist()
+        order = np.argsort(-logits, kind="stable")[:top]
+        pairs = list(zip(order.tolist(), scores[order].tolist(), strict=True))
         if tei:
-            rows: list[TextScore] = [{"index": n, "score": float(scores[n])} for n in order]
+            rows: list[TextScore] = [{"index": n, "score": score} for n, score in pairs]
             for row in rows if with_text else ():
                 row["text"] = documents[row["index"]]
             return rows
-        results: list[RerankResult] = [
-            {"index": n, "relevance_score": float(scores[n])} for n in order
-        ]
+        results: list[RerankResult] = [{"index": n, "relevance_score": x} for n, x in pairs]
         for result in results if with_text else ():
             result["document"] = {"text": documents[result["index"]]}
         tokens = answer.tokens

@@ -377,13 +377,7 @@ ALTERNATIVES: Mapping[str, Many[shapes.Route]] = {
 def choose_route(models: Models, body: Mapping[str, Any]) -> shapes.Route:
     """Return the route for a request, which depends on the task of the model."""
     kind, parameters = models.choose(body.get("model")).kind, body.get("parameters")
-    match kind:
-        case "embed":
-            other = isinstance(body.get("inputs"), dict)
-        case "rerank":
-            other = "query" in body
-        case "classify" | "zero-shot":
-            other = isinstance(parameters, dict) and "candidate_labels" in parameters
-        case _:
-            other = False
+    others = {"embed": isinstance(body.get("inputs"), dict), "rerank": "query" in body}
+    labelled = isinstance(parameters, dict) and "candidate_labels" in parameters
+    other = others.get(kind, labelled and kind in ("classify", "zero-shot"))
     return ALTERNATIVES[kind][other]

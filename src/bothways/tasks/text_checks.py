@@ -84,16 +84,6 @@ def check_examples(
     return findings + check_overlap(train, dev, key or texts, kind)
 
 
-def check_minus_one(labels: Iterable[str]) -> list[Finding]:
-    """Report a class -1 among 0 and 1, which may be a scale, or mark rows without a label."""
-    distinct = {*labels}
-    if "-1" not in distinct or not distinct <= {"-1", "0", "1"}:
-        return []
-    message = "the label -1 is learned as a class, as in a scale from -1 to 1"
-    fix = "If it marks rows without a label, remove them."
-    return [Finding("labels", "warning", message, fix=fix)]
-
-
 def check_case(labels: Many[str]) -> list[Finding]:
     """Report labels that differ in case, invisible characters, or the form of a number only."""
     alike: dict[str, list[str]] = {}

@@ -220,7 +220,11 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             for some in (train, dev)
         )
         findings = text_checks.check_examples(train, dev, self.texts, lambda e: e.label, marks)
-        findings += text_checks.check_minus_one(labels - marks)
+        known = labels - marks
+        if "-1" in known and known <= {"-1", "0", "1"}:
+            message = "the label -1 is learned as a class, as in a scale from -1 to 1"
+            fix = "If it marks rows without a label, remove them."
+            findings.append(Finding("labels", "warning", message, fix=fix))
         names = label_names(train)
         if len(names) == 1:
             message = f"training needs at least two classes, and the only label is {names[0]!r}"
