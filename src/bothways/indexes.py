@@ -146,7 +146,7 @@ def read_texts(
 ) -> Iterator[tuple[str | None, str]]:
     """Yield ids and texts; see `build_index`. None for rows of Python without an id."""
     from bothways.data.tables import given_rows, open_table
-    from bothways.tasks.sentence_embedding.beir import corpus_file
+    from bothways.tasks.sentence_embedding.examples import corpus_file
 
     items = [local_path(texts)] if isinstance(texts, str | Path) else given_rows(texts, "texts")
     for number, item in enumerate(items, 1):

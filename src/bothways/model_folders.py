@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.prediction.session_model import Runtime
-    from bothways.tasks.sentence_embedding.quantized import VectorType
+    from bothways.tasks.sentence_embedding.vectors import VectorType
 
 
 @checked
@@ -231,7 +231,7 @@ def _read_ranges(file: Path) -> tuple[tuple[float, ...], ...]:
     """Return the lowest and the highest values of the components of vectors in a file."""
     import numpy as np
 
-    from bothways.tasks.sentence_embedding.quantized import ranges_of
+    from bothways.tasks.sentence_embedding.vectors import ranges_of
 
     try:
         vectors = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -471,7 +471,7 @@ def calibrate(  # noqa: PLR0913 – one option per question
         True
     """
     from bothways.prediction.analysis import calibrate as work
-    from bothways.tasks.calibration import require_error_rate
+    from bothways.tasks.metrics import require_error_rate
 
     if not str(out):
         raise ConfigError("is missing", where="out", fix="Name a new folder for the model.")

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bothways.cli import corpus as commands
+from bothways.cli import data as commands
 from bothways.core.config.reader import read
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.files import file_digest, lock_folder

@@ -29,8 +29,8 @@ from bothways.tasks.sentence_embedding.losses import (
     TextTargets,
     VectorLoss,
 )
-from bothways.tasks.sentence_embedding.metrics import retrieval
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.sentence_embedding.vectors import retrieval
 from bothways.training.loop import VectorStep
 from bothways.training.parallel import Single
 from bothways.training.run import Event

@@ -33,7 +33,7 @@ def serving(application: App, **options: int) -> Iterator[tuple[str, Server, thr
     thread.start()
     try:
         # The text at the start has been computed, and its batch has ended.
-        wait_for(lambda: server.started and not application.batcher.busy_seconds())
+        wait_for(lambda: server.started and application.batcher._busy_since is None)
         yield url_of(bound), server, thread
     except BaseException:
         server.should_exit = True

@@ -12,10 +12,8 @@ from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.catalogue import AnyTask
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
-from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.entailment.task import ZeroShotTask
-from bothways.tasks.likelihood.task import LikelihoodTask
-from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.classification.task import ClassificationTask, ZeroShotTask
+from bothways.tasks.masked_lm.task import LikelihoodTask, MaskFillingTask
 from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask

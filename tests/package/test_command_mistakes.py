@@ -11,8 +11,8 @@ import pytest
 import torch
 from cyclopts import CycloptsError
 
-from bothways.cli import main as cli, mistakes
-from bothways.cli.mistakes import explain_mistake, rename_options
+from bothways.cli import main as cli
+from bothways.cli.main import explain_mistake, rename_options
 from bothways.cli.options import stop_saved, training
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError, render
 from bothways.hub.model_folder import load_model, save_model
@@ -252,7 +252,7 @@ def test_an_error_that_no_job_expects_is_no_traceback(error, monkeypatch, capsys
         raise error
 
     monkeypatch.setattr(cli, "app", failing)
-    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
+    monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     said = capsys.readouterr().err
@@ -305,7 +305,7 @@ def test_the_home_folder_is_found_where_the_shell_leaves_it_to_us(word, path, mo
     given: list[str] = []
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setattr(cli, "app", lambda words, **_: given.extend(words))
-    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
+    monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     monkeypatch.setattr(sys, "argv", ["bothways", word, "--text=a~/b", "~"])
     cli.main()
     assert given == [path, "--text=a~/b", "~"]

@@ -15,8 +15,7 @@ import pytest
 import yaml
 
 import bothways
-from bothways.cli.main import app
-from bothways.cli.mistakes import rename_options
+from bothways.cli.main import app, rename_options
 from bothways.core.config.reader import load
 from bothways.pretraining.config import AnyObjective
 from bothways.serving.errors import DEFAULT_LIMITS, Limits

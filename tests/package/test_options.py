@@ -6,8 +6,7 @@ import shlex
 import pytest
 
 import bothways
-from bothways.cli.main import app, import_for_help
-from bothways.cli.mistakes import rename_options
+from bothways.cli.main import app, import_for_help, rename_options
 from bothways.cli.predict import predict
 from bothways.core.errors import ConfigError
 from bothways.tasks.catalogue import ALL_TASKS, TASKS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.cli.settings import all_settings
+from bothways.cli.inspection import all_settings
 from bothways.core.config.reader import to_dict
 from bothways.core.config.values import flatten
 from bothways.core.errors import ConfigError

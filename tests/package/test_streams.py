@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bothways.cli import main as cli, mistakes
+from bothways.cli import main as cli
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_output_is_written_in_any_encoding_and_width(
 def test_a_closed_stream_is_replaced(stream, monkeypatch):
     monkeypatch.setattr(sys, stream, None)
     monkeypatch.setattr(cli, "app", lambda words, **_: print("result"))
-    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
+    monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     cli.main()
     replaced = getattr(sys, stream)
     assert replaced.name == os.devnull
@@ -47,6 +47,6 @@ def test_characters_that_the_encoding_lacks_stay_valid_json(monkeypatch):
     text = 'é × 中 😀 "quoted"'
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     monkeypatch.setattr(cli, "app", lambda *_, **__: print(json.dumps(text, ensure_ascii=False)))
-    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
+    monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     cli.main()
     assert json.loads(written.getvalue()) == text

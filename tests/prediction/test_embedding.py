@@ -17,8 +17,8 @@ from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import POOLINGS, Cell, Sweep, sweep_layers
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import open_task, open_task_model
-from bothways.tasks.sentence_embedding.metrics import Correlation
 from bothways.tasks.sentence_embedding.task import save_sentence_encoder
+from bothways.tasks.sentence_embedding.vectors import Correlation
 from bothways.tasks.text_task import TextExample
 from commands import run_line
 from toy_folder import FILLERS, make_folder

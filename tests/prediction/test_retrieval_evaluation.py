@@ -11,7 +11,7 @@ import pytest
 import bothways
 from bothways.core.errors import ConfigError
 from bothways.prediction.search import evaluation
-from bothways.tasks.sentence_embedding.beir import read_beir
+from bothways.tasks.sentence_embedding.examples import read_beir
 from commands import run_line
 from heard_progress import Heard
 from toy_masked import make_masked

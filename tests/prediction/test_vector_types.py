@@ -19,7 +19,7 @@ from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction.predictor import Predictor
 from bothways.serving import app as application_of
-from bothways.tasks.sentence_embedding.quantized import quantize, ranges_of
+from bothways.tasks.sentence_embedding.vectors import quantize, ranges_of
 from running_server import running
 from toy_folder import make_folder
 from toy_predictors import TEXTS, predictor

@@ -14,7 +14,7 @@ from bothways.data.documents import Document
 from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
 from bothways.pretraining.build import fit_to_corpus
-from bothways.tasks.text_task import vocabulary_logits
+from bothways.tasks.masked_lm.task import vocabulary_logits
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, WordPiece, train_vocabulary
 from commands import run_line

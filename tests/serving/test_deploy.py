@@ -12,7 +12,7 @@ import pytest
 
 from bothways.cli.main import app as cli
 from bothways.serving.errors import DEFAULT_LIMITS, STATUS, RequestError
-from bothways.serving.metrics import Metrics
+from bothways.serving.exchange import Metrics
 from bothways.serving.routes import PROBES, ROUTES
 from bothways.serving.run import KEEP_ALIVE_SECONDS
 

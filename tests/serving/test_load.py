@@ -63,7 +63,7 @@ def fill_queue(application: App, ask: Callable[[], Any]) -> list[Future[Any]]:
     """Let a text be computed, at the gate, and 25 wait: 100 tokens."""
     pool = ThreadPoolExecutor(26)
     first = pool.submit(ask)
-    wait_for(application.batcher.busy_seconds)
+    wait_for(lambda: application.batcher._busy_since)
     others = [pool.submit(ask) for _ in range(25)]
     waiting(application, 100)
     return [first, *others]
@@ -108,7 +108,7 @@ def test_answers_under_load_are_those_of_the_predictor_to_the_bit(predictors):
 
 
 def test_a_full_queue_refuses_at_once_and_recovers(predictors, gate, caplog):
-    caplog.set_level(logging.INFO, "bothways.serving.requests")
+    caplog.set_level(logging.INFO, "bothways.serving.shapes")
     limits = Limits(queue_tokens=100, request_tokens=100, batch_tokens=16)
     application = app(predictors["classify"], limits=limits)
     with running(application) as url, httpx.Client(base_url=url, timeout=30) as client:
@@ -226,7 +226,7 @@ def test_deadlines_and_clients_that_leave_free_the_queue(predictors, gate):
     application = app(predictors["classify"], limits=Limits(batch_tokens=4))
     with running(application) as url, ThreadPoolExecutor(1) as pool:
         first = pool.submit(httpx.post, f"{url}/classify", json={"inputs": "good film"}, timeout=30)
-        wait_for(application.batcher.busy_seconds)
+        wait_for(lambda: application.batcher._busy_since)
         soon = {"x-request-timeout": "0.05"}
         late = httpx.post(f"{url}/classify", json={"inputs": "good film"}, headers=soon)
         assert late.status_code == 504

@@ -15,7 +15,7 @@ from bothways.cli.main import app as cli
 from bothways.serving import app as application_of, run as serving_run
 from bothways.serving.app import App
 from bothways.serving.errors import Limits
-from bothways.serving.play import pages
+from bothways.serving.exchange import pages
 from running_server import running
 from toy_predictors import predictor
 

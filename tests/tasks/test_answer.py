@@ -373,7 +373,7 @@ BEGIN = "there are .* without an answer, but no such"
                 ("rows error", "^2 examples have an empty text: t.json:a, t.json:a$"),
                 ("rows error", "^2 questions share their id with others: t.json:a, t.json:again$"),
                 ("rows error", "^1 question has no answer and is not marked as .*: d.json:a$"),
-                ("labels warning", "^1 of 4 training questions have an answer that is not in "),
+                ("labels warning", "^1 of 4 training answers are not in their context"),
             ],
         ),
         (
@@ -392,7 +392,7 @@ BEGIN = "there are .* without an answer, but no such"
         ),
         (
             [AWAY], [], None,
-            [("labels error", r"^1 of 1 training questions .* in their context: t.json:b \('dog'\)$")],
+            [("labels error", r"^1 of 1 training answers are not in their context: t.json:b \('dog'\)$")],
         ),
         ([AWAY, NONE], [], 0.0, [("labels warning", "are skipped"), ("balance note", "no answer is")]),
         ([GOOD], [replace(OTHER, answers=(("dog", 4), ("cat", 28)))], None, []),  # one can be given

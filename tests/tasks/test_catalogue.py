@@ -11,8 +11,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.question_answering.examples import Question, QuestionColumns
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
-from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.tagging.table_rows import TagColumns
+from bothways.tasks.tagging.examples import TagColumns, TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns, TextExample
 

@@ -9,11 +9,9 @@ from hypothesis import given, strategies as st
 
 from bothways.core.errors import DataError
 from bothways.data.tables import TableRow
-from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.tagging.spans import CharacterSpan, tags_from_spans
-from bothways.tasks.tagging.table_rows import TagColumns
+from bothways.tasks.tagging.examples import TagColumns, TagExample
+from bothways.tasks.tagging.running_text import CharacterSpan, split_words, tags_from_spans
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.tagging.word_splitter import split_words
 
 TEXT = "Anna Berg sings in 👍 Oslo."
 WORDS = ("Anna", "Berg", "sings", "in", "👍", "Oslo", ".")

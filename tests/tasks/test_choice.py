@@ -138,9 +138,13 @@ NONE = ChoiceColumns()
     ("row", "asked", "message"),
     [
         (SWAG, ChoiceColumns("text"), r"a\.jsonl: has no column 'text'; it has sent1, "),
-        (SWAG | {"label": "two"}, NONE, r"a\.jsonl:1: column 'label' holds 'two', which is not"),
-        (SWAG | {"label": "1" * 5000}, NONE, r"which is not the place of an ending"),
-        (SWAG | {"label": ".0"}, NONE, r"'label' holds '\.0', which is not the place"),
+        (
+            SWAG | {"label": "two"},
+            NONE,
+            r"a\.jsonl:1: column 'label' holds 'two', not an ending's place",
+        ),
+        (SWAG | {"label": "1" * 5000}, NONE, "not an ending's place"),
+        (SWAG | {"label": ".0"}, NONE, r"'label' holds '\.0', not an ending's place"),
         (SWAG | {"ending1": 3}, NONE, r"a\.jsonl:1: column 'ending1' holds int, not text"),
         (SWAG | {"answer": 3}, NONE, "is the label .label, answer.; use label=NAME"),
         (SWAG | {"choices": ["a"]}, NONE, "has the endings .choices, .* task.columns.endings=NAME"),

@@ -7,8 +7,7 @@ import pytest
 
 from bothways.core.errors import DataError, render
 from bothways.tasks.base import Reading
-from bothways.tasks.tagging.examples import open_tagged
-from bothways.tasks.tagging.table_rows import TagColumns
+from bothways.tasks.tagging.examples import TagColumns, open_tagged
 from bothways.tasks.tagging.task import TaggingTask
 
 NONE = TagColumns()

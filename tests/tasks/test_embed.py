@@ -22,12 +22,12 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding.examples import EmbedColumns, VectorExample
-from bothways.tasks.sentence_embedding.metrics import Agreement, retrieval
 from bothways.tasks.sentence_embedding.task import (
     PromptedText,
     SentenceEmbeddingTask,
     save_sentence_encoder,
 )
+from bothways.tasks.sentence_embedding.vectors import Agreement, retrieval
 from bothways.tasks.text_task import TextExample
 from closeness import assert_close
 from commands import run_line

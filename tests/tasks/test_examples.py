@@ -14,7 +14,9 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.reranking.task import RerankingTask
-from bothways.tasks.text_task import NOT_NAMED, TextColumns, TextExample, in_order, label_names
+from bothways.tasks.text_task import TextColumns, TextExample, in_order, label_names
+
+NOT_NAMED = TextColumns()
 
 
 def read_examples(

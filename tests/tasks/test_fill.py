@@ -13,7 +13,7 @@ import torch
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.masked_lm.task import MaskFillingTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from toy_masked import MASK, log_probabilities, make_masked, make_masked_text

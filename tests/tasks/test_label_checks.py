@@ -16,8 +16,8 @@ from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RankExample, RerankingTask
-from bothways.tasks.tagging.checks import check_tagged
 from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.task import check_tagged
 from bothways.tasks.text_task import TextColumns, TextExample
 
 

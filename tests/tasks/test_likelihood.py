@@ -12,10 +12,8 @@ import pytest
 from bothways.core.errors import DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.prediction.predictor import open_task
-from bothways.tasks import text_task as untrained
-from bothways.tasks.likelihood import task as likelihood
-from bothways.tasks.likelihood.task import LikelihoodTask
-from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.masked_lm import task as likelihood
+from bothways.tasks.masked_lm.task import LikelihoodTask, MaskFillingTask
 from bothways.tasks.text_task import TextColumns, TextExample
 from commands import run_line
 from toy_masked import likelihoods, make_masked, make_masked_text
@@ -53,7 +51,7 @@ def test_many_tokens_are_read_in_parts(made, monkeypatch):
         return [*scored.log_likelihoods, *(guess.probability for guess in guesses)]
 
     whole = numbers()
-    for module in (untrained, likelihood):
+    for module in (likelihood,):
         monkeypatch.setattr(module, "ROWS", 2)
     assert numbers() == pytest.approx(whole, rel=1e-4)
 

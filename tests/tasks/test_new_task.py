@@ -23,8 +23,7 @@ from bothways.prediction.bulk.parts import part_content
 from bothways.prediction.engine import evaluate_task
 from bothways.prediction.predictor import Predictor
 from bothways.serving.shapes import PREDICTIONS
-from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.schemas import json_schema, prediction_type
+from bothways.tasks.predictions import ClassPrediction, json_schema, prediction_type
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs
 from bothways.training.step_cost import forward_flops

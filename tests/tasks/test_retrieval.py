@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bothways.core.errors import DataError
-from bothways.tasks.sentence_embedding import nearest
-from bothways.tasks.sentence_embedding.beir import corpus_file, read_beir, score_run, splits_of
-from bothways.tasks.sentence_embedding.nearest import top_k
+from bothways.tasks.sentence_embedding import vectors as nearest
+from bothways.tasks.sentence_embedding.examples import corpus_file, read_beir, score_run, splits_of
+from bothways.tasks.sentence_embedding.vectors import top_k
 
 
 def brute_force(queries: Any, vectors: Any, k: int, names: Any = None) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import pytest
 from bothways.prediction.bulk.parts import part_content
 from bothways.tasks import predictions
 from bothways.tasks.catalogue import ALL_TASKS
-from bothways.tasks.schemas import arrow_fields, arrow_type, json_schema, prediction_type
+from bothways.tasks.predictions import arrow_fields, arrow_type, json_schema, prediction_type
 
 THIRD = 1 / 3
 SPAN = "text: string, start: int64, end: int64, score: double"

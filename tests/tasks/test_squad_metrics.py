@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from bothways.tasks.question_answering import metrics
+from bothways.tasks.question_answering import examples as metrics
 from bothways.tasks.question_answering.examples import Question
 
 

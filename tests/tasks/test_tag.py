@@ -15,9 +15,8 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.predictions import Entity
-from bothways.tasks.tagging.examples import TagExample, with_context
+from bothways.tasks.tagging.examples import TagColumns, TagExample, with_context
 from bothways.tasks.tagging.schemes import respell
-from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bothways.tasks.tagging.checks import check_tagged
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Scheme
-from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.tagging.task import TaggingTask, check_tagged
 
 
 def made(*rows: str, name: str = "train") -> list[TagExample]:

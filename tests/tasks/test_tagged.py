@@ -14,10 +14,15 @@ from hypothesis import given, settings, strategies as st
 from bothways.core.errors import DataError
 from bothways.data.tables import TableRow
 from bothways.finetuning.data import read_rows
-from bothways.tasks.tagging.examples import NEIGHBOURS, TagExample, open_tagged, with_context
-from bothways.tasks.tagging.table_rows import TagColumns
+from bothways.tasks.tagging.examples import (
+    NEIGHBOURS,
+    TagColumns,
+    TagExample,
+    open_tagged,
+    with_context,
+)
+from bothways.tasks.tagging.running_text import choose_splitter
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.tagging.word_splitter import choose_splitter
 
 CONLL = """-DOCSTART- -X- O O
 

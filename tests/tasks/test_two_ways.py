@@ -14,7 +14,7 @@ from bothways.model.heads import NextTokenHead
 from bothways.model.model import Model
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task
-from bothways.tasks.likelihood.task import CompletionTask, LikelihoodTask, MinimalPairTask
+from bothways.tasks.masked_lm.task import CompletionTask, LikelihoodTask, MinimalPairTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from commands import run_line

@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bothways.tasks.tagging import word_splitter
-from bothways.tasks.tagging.word_splitter import Splitter, split_words
+from bothways.tasks.tagging import running_text
+from bothways.tasks.tagging.running_text import Splitter, split_words
 from spread import in_turn
 
 LETTERS = "a B9 .,-$+_'’“ \t\n\u00a0\u3000中文カ한é\u0301\u0308שלוםسلام\u064bहि\u094d👍\u200d🏽️\u0000\u200b"
@@ -108,14 +108,14 @@ _MAIL = re.compile(r"[\w.+-]+@\w[\w-]*(?:\.\w[\w-]*)+")
 
 def _first_pattern_at_each_place(text: str) -> list[tuple[int, int]]:
     """The rule in one line: where no word has begun, the first of URL, address, title and shape."""
-    shape = [word_splitter._kind(character) for character in text]
-    for clitic in word_splitter._CLITIC.finditer(text):
+    shape = [running_text._kind(character) for character in text]
+    for clitic in running_text._CLITIC.finditer(text):
         shape[clitic.start()] = "`"
     spans, place = [], 0
     while place < len(text):
-        patterns = (word_splitter._URL, _MAIL, word_splitter._TITLE)
+        patterns = (running_text._URL, _MAIL, running_text._TITLE)
         matches = [pattern.match(text, place) for pattern in patterns]
-        matches.append(word_splitter._SHAPE.match("".join(shape), place))
+        matches.append(running_text._SHAPE.match("".join(shape), place))
         word = next((match for match in matches if match is not None), None)
         spans += [] if word is None else [word.span()]
         place = place + 1 if word is None else word.end()

@@ -12,7 +12,7 @@ from huggingface_hub import InferenceClient, close_session
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.serving.app import app
-from bothways.tasks.entailment.task import ZeroShotTask
+from bothways.tasks.classification.task import ZeroShotTask
 from running_server import running
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 

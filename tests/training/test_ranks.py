@@ -417,7 +417,7 @@ def test_a_lost_rank_is_one_message(error, monkeypatch, capsys):
 
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setattr(cli, "app", lambda *_, **__: lose())
-    monkeypatch.setattr(cli.mistakes, "rename_options", lambda _, words: words)
+    monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1

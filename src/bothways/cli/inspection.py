@@ -1,23 +1,35 @@
-"""`bothways describe | compare | inspect-step`: models and runs, looked into.
+"""`bothways describe | compare | inspect-step | show | settings`: models and runs, looked into.
 
 `compare` is a significance test of two models on the same labelled data, `inspect-step` does one
-step of a run again.
+step of a run again, `show` prints what a model reads in training, and `settings` lists every
+setting of the commands that train, from its declaration.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import itertools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import bothways
 from bothways.cli import options
+from bothways.core.config.reader import config_difference, list_settings
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import ConfigError, FolderError, call
+from bothways.core.files import check_output_path
 from bothways.core.progress import terminal_progress
-from bothways.core.terminal import output_console, quantity, say
+from bothways.core.terminal import output_console, quantity, say, write_stderr
+from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
+from bothways.pretraining import PretrainRecipe
 
 if TYPE_CHECKING:
+    from bothways.core.config.reader import Setting
     from bothways.hub.weight_files import LoadReport
     from bothways.model.config import EncoderConfig
     from bothways.model.heads import Head
@@ -36,8 +48,6 @@ def describe(model: str, /, *, length: int = 128) -> None:
     """
     from rich.text import Text
 
-    from bothways.core.config.reader import config_difference
-    from bothways.core.config.values import require_at_least
     from bothways.model.families import bert
 
     require_at_least(1, length=length)
@@ -98,11 +108,9 @@ def _find(model: str) -> _Found:
     local = Path(model).is_dir()
     if model in PRESETS and not local:
         return _preset(model)
-    from bothways.core.errors import FolderError
     from bothways.hub.hf_config import open_model, read_hf_config
     from bothways.hub.model_folder import heads_of, plan_model
     from bothways.hub.provenance import model_facts
-    from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
 
     try:
         folder = resolve(resolve_run(model), CONFIG_FILES)
@@ -335,3 +343,149 @@ def inspect_step(
                 "machine, number of threads, version or start changes it."
             )
     say(console, verdict)
+
+
+@options.documented_by(bothways.show)
+def show(  # noqa: PLR0913 – one option per question
+    source: str,
+    *words: str,
+    model: str | None = None,
+    start: str | None = None,
+    count: int | None = None,
+    step: int = 1,
+    layer: int | None = None,
+    head: int | None = None,
+    recipe: PretrainRecipe | None = None,
+    config: options.ConfigFile = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Show what a model reads: sequences that a pre-training run is trained on, or a text.
+
+    A token that is predicted has an arrow: [MASK]→dog.
+
+    Parameters
+    ----------
+    source
+        A folder made by `bothways corpus build`; with a text also a tokenizer or a model: a folder,
+        the folder of a run, or a Hub id.
+    words
+        A text, or two for a pair, instead of the sequences of a corpus; further corpora; and
+        settings as for pretrain, such as objective=masked_lm objective.masking.rate=0.3. A text
+        without settings is shown as in use, without masks.
+    head
+        The head of the layer, from 1, whose attention is printed; default: the mean of all.
+    out
+        A file for an HTML page, instead of text.
+    json
+        Write a JSON object for each sequence, one a line, instead of text.
+    """
+    names, overrides = options.split_inputs(words)
+    settings = options.settings_for(bothways.show, overrides)
+    corpora = [name for name in names if os.path.isdir(name)]
+    texts = [name for name in names if name not in corpora]
+    for text in texts:
+        if os.path.isfile(text):
+            build = call("corpus build", text, tokenizer="FOLDER", out="CORPUS")
+            fix = f"Give a sentence of it, or build a corpus: {build}"
+            raise ConfigError("is a file, not a text", where=text, fix=fix)
+    if len(texts) > 2:
+        message = f"{len(texts)} texts are given, and a model reads one or a pair"
+        raise ConfigError(message, where="words", fix="Put quotation marks around each text.")
+    if corpora and texts:
+        message = f"is a folder next to a text; a text is read by {source} alone"
+        raise ConfigError(message, where=corpora[0], fix="Leave out one of them.")
+    if head is not None and (layer is None or out is not None or json):
+        message = "chooses what is printed of a layer"
+        fix = "Add --layer N." if layer is None else "Leave it out: a page or JSON has all heads."
+        raise ConfigError(message, where="head", fix=fix)
+    if out is not None:
+        check_output_path(out, [source])
+    shown = bothways.show(
+        [source, *corpora] if corpora else source,
+        *texts,
+        model=model,
+        start=start,
+        count=count,
+        step=step,
+        layer=layer,
+        recipe=recipe,
+        config=config,
+        **settings,
+    )
+    for note in shown.notes:
+        write_stderr(f"note: {note}")
+    if out is not None:
+        shown.save(out)
+        write_stderr(f"The page is in {out}.")
+    elif json:
+        for sequence in shown.to_json():
+            print(dumps(sequence, ensure_ascii=False))
+    else:
+        shown.print(output_console(), head)
+
+
+Command = Literal["finetune", "pretrain", "features"]
+
+
+def settings(
+    prefix: str = "", /, *, command: Command | None = None, json: options.JsonOutput = False
+) -> None:
+    """List the settings of pretrain, finetune and features: default, values and meaning.
+
+    adapt and plan take those of pretrain, sweep those of finetune, distil both. Defaults are those
+    of the recipe modern, for pretrain with bert-base.
+
+    Parameters
+    ----------
+    prefix
+        A path or its beginning, such as training.optimizer, also from one of its dots, such as
+        masking; or a common name, such as lr. By default all are listed.
+    command
+        The command whose settings are listed; default: all three.
+    """
+    chosen = {
+        name: [s for s in listed if f".{prefix}" in f".{s.path}" or s.name == prefix]
+        for name, listed in all_settings().items()
+        if command in (None, name)
+    }
+    if not any(chosen.values()):
+        every = itertools.chain(*all_settings().values())
+        names = {name for s in every for name in (s.path, *s.path.split("."), s.name)}
+        near = difflib.get_close_matches(prefix, names, 1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(
+            f"no setting begins with {prefix!r}{guess}",
+            where="prefix",
+            fix="bothways settings lists all.",
+        )
+    console = output_console()
+    if json:
+        rows = [{"command": name, **vars(s)} for name, listed in chosen.items() for s in listed]
+        say(console, dumps(rows, indent=1, ensure_ascii=False))
+        return
+    for heading, listed in chosen.items():
+        if listed:
+            say(console, f"{heading}:")
+        for setting in listed:
+            default = f" = {setting.default}" if setting.default else ""
+            name = f" (or {setting.name})" if setting.name else ""
+            kinds = f", for {', '.join(setting.kinds)}" if setting.kinds else ""
+            say(console, f"  {setting.path}{default}{name}: {setting.values}{kinds}")
+            say(console, f"      {setting.meaning}")
+
+
+def all_settings() -> dict[str, list[Setting]]:
+    """Return the settings by command, in the order of their declarations."""
+    from bothways.finetuning.config import SHORTHANDS, FinetuneConfig
+    from bothways.lab.features.run import FeatureConfig
+    from bothways.model.families.catalogue import preset
+    from bothways.pretraining.recipes import modern
+    from bothways.training.run import TRAINING_NAMES
+
+    features = FeatureConfig(model="MODEL", train="TRAIN", dev="DEV")
+    return {
+        "finetune": list_settings(FinetuneConfig(), SHORTHANDS),
+        "pretrain": list_settings(modern(preset("bert-base")), TRAINING_NAMES),
+        "features": list_settings(features),
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,9 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
+from bothways.core.config import reader as configs
+from bothways.core.config.values import merge, parse_overrides, require_at_least
+from bothways.core.errors import require
 from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, say, write_stderr
 from bothways.lab.features import LayerChoice
@@ -56,8 +60,6 @@ def quickstart(
         Text files, folders or globs, as for `bothways corpus build`; default: the documentation
         inside this Python installation.
     """
-    from bothways.core.config.values import require_at_least
-    from bothways.core.errors import require
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import show
     from bothways.lab.quickstart import quickstart_report, run_quickstart
@@ -103,8 +105,6 @@ def features(
     out
         The folder of the vectors: words × layers × width × 4 bytes.
     """
-    from bothways.core.config import reader as configs
-    from bothways.core.config.values import merge, parse_overrides
     from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
 
     arguments = {"model": model, "train": train, "dev": dev, "layers": layers}
@@ -118,8 +118,6 @@ def features(
         data = prepare_features(settings, out, [settings.layers], device=device, progress=progress)
         done = fit_features(data, settings, device=device, progress=progress)
     if json:
-        from json import dumps
-
         print(dumps({"layers": layers, "metrics": dict(done.metrics), "shares": list(done.shares)}))
     else:
         options.show_tables(_feature_table(done))
@@ -152,7 +150,6 @@ def bench(
     rounds
         Number of rounds per contender; medians are compared.
     """
-    from bothways.core.config.values import require_at_least
     from bothways.core.report.terminal import render_report
     from bothways.core.runtime.devices import choose_device
     from bothways.lab.bench import race
@@ -203,8 +200,6 @@ def babylm(
             model, data, out, settings, device=device, precision=precision, progress=progress
         )
     if json:
-        from json import dumps
-
         tree = {name: scores.to_json() for name, scores in results.items()}
         print(dumps(tree, ensure_ascii=False))
         return
@@ -301,11 +296,7 @@ def _reproduce(
         overrides,
     )
     costs: list[TableSection] = []  # of a dry run, whose result they are
-
-    def report_cost(table: TableSection) -> None:
-        """Print what begins, above the bar."""
-        error_console().print(render_report(table))
-
+    above_bar = lambda table: error_console().print(render_report(table))  # noqa: E731
     if not settings.dry_run:
         options.say_kernels(device)
     with options.resumable(out) as progress:
@@ -315,7 +306,7 @@ def _reproduce(
             dry_run=settings.dry_run,
             device=device,
             progress=progress,
-            on_cost=costs.append if settings.dry_run else report_cost,
+            on_cost=costs.append if settings.dry_run else above_bar,
         )
     for table in costs:
         output_console().print(render_report(table))

@@ -1,12 +1,14 @@
 """The command line: one verb per job, each a function in `bothways.cli`, imported when called.
 
 An error that the user can fix is one message on stderr and exit status 2, never a traceback.
+Options under the names of other libraries are replaced by ours, or by settings.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import difflib
 import errno
 import itertools
 import os
@@ -14,20 +16,30 @@ import signal
 import stat
 import sys
 import threading
+from collections.abc import Iterable, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts.exceptions import (
+    CoercionError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+    ValidationError,
+)
 
 import bothways
-from bothways.cli import mistakes
-from bothways.core.errors import AGAIN, BothwaysError, LostRankError, interface, render
+from bothways.core.errors import AGAIN, BothwaysError, ConfigError, LostRankError, interface, render
 from bothways.core.runtime.process import limit_threads, tune_allocator
 from bothways.core.terminal import ErrorStream, printable, shortened
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
     from rich.console import Console, ConsoleOptions
+
 
 _OUT_OF_MEMORY = (
     "out of GPU memory\n  In training, halve microbatch_tokens, then set training.recompute=true, "
@@ -79,34 +91,26 @@ _GROUPS = {
         ("Learn", "Data", "Pre-train", "Fine-tune", "Use", "Deploy", "Help")
     )
 }
-tokenizer = App(
-    name="tokenizer",
-    help="Train a vocabulary, encode with it, report how well it fits a text.",
-    group=_GROUPS["Data"],
-    sort_key=0,
-)
-corpus = App(
-    name="corpus",
-    help="Build a memory-mapped corpus from text, and inspect it.",
-    group=_GROUPS["Data"],
-)
-reproduce = App(
-    name="reproduce",
-    help="Run published experiments and compare with the published results.",
-    group=_GROUPS["Learn"],
-)
+_HELP = {
+    "tokenizer": "Train a vocabulary, encode with it, report how well it fits a text.",
+    "corpus": "Build a memory-mapped corpus from text, and inspect it.",
+    "reproduce": "Run published experiments and compare with the published results.",
+}
+tokenizer, corpus, reproduce = (App(name=name, help=text) for name, text in _HELP.items())
+tokenizer.group = corpus.group = _GROUPS["Data"]
+reproduce.group, tokenizer.sort_key = _GROUPS["Learn"], 0
 # The commands by group, with their module in bothways.cli and an example; the docstring of the
 # function is the help.
 _COMMANDS = {
     "Learn": {
         "quickstart": ("lab", "--minutes 5"),
         "demo": ("lab", "demo-data"),
-        "show": ("show", 'bert-base-uncased "my dog is cute" "he likes playing"'),
+        "show": ("inspection", 'bert-base-uncased "my dog is cute" "he likes playing"'),
         "describe": ("inspection", "bert-base --length 512"),
-        "settings": ("settings", "training.optimizer --command pretrain"),
+        "settings": ("inspection", "training.optimizer --command pretrain"),
     },
     "Pre-train": {
-        "plan": ("plan", "bert-base --tokens 3e9 --hardware h100"),
+        "plan": ("training", "bert-base --tokens 3e9 --hardware h100"),
         "pretrain": ("training", 'corpus --model bert-mini --out run --until "2 hours"'),
         "adapt": ("training", 'bert-base-uncased "contracts/*.txt" --out adapted'),
         "inspect-step": ("inspection", "run 1200 corpus"),
@@ -121,30 +125,30 @@ _COMMANDS = {
         "evaluate": ("predict", "films test.tsv --report films.html"),
         "calibrate": ("predict", "films dev.tsv --out calibrated"),
         "compare": ("inspection", "runs/a runs/b test.tsv"),
-        "average": ("convert", "seed-0 seed-1 seed-2 --out soup"),
+        "average": ("deploy", "seed-0 seed-1 seed-2 --out soup"),
     },
     "Use": {
         "predict": ("predict", "films new.csv --keep id --out labels.csv"),
         "embed": ("predict", "all-MiniLM-L6-v2 texts.txt --out vectors.npy"),
-        "index": ("search", "texts.txt --model all-MiniLM-L6-v2 --out notes"),
-        "search": ("search", 'notes "how do I change my address?"'),
-        "mine": ("search", "pairs.tsv --index notes --out triplets.jsonl"),
+        "index": ("predict", "texts.txt --model all-MiniLM-L6-v2 --out notes"),
+        "search": ("predict", 'notes "how do I change my address?"'),
+        "mine": ("predict", "pairs.tsv --index notes --out triplets.jsonl"),
     },
     "Deploy": {
-        "play": ("serve", "films"),
-        "serve": ("serve", "films --port 8080"),
-        "export": ("export", "films --out films-onnx"),
-        "convert": ("convert", "uncased_L-12_H-768_A-12 --out bert-base-uncased"),
+        "play": ("deploy", "films"),
+        "serve": ("deploy", "films --port 8080"),
+        "export": ("deploy", "films --out films-onnx"),
+        "convert": ("deploy", "uncased_L-12_H-768_A-12 --out bert-base-uncased"),
     },
 }
 _TOKENIZER = {
-    "train": ("tokenizer", "articles --size 30000 --out tokenizer"),
-    "encode": ("tokenizer", "text.txt --tokenizer bert-base-uncased"),
-    "report": ("tokenizer", "text.txt --tokenizer bert-base-uncased"),
+    "train": ("data", "articles --size 30000 --out tokenizer"),
+    "encode": ("data", "text.txt --tokenizer bert-base-uncased"),
+    "report": ("data", "text.txt --tokenizer bert-base-uncased"),
 }
 _CORPUS = {
-    "build": ("corpus", "articles --tokenizer bert-base-uncased --out corpus"),
-    "inspect": ("corpus", "corpus"),
+    "build": ("data", "articles --tokenizer bert-base-uncased --out corpus"),
+    "inspect": ("data", "corpus"),
 }
 _REPRODUCE = {
     "glue": ("lab", "--model bert-base-uncased --data glue"),
@@ -170,9 +174,8 @@ for _app, _groups in _APPS:
                 sort_key=_order,
                 help_epilogue=f"Example: `{_words} {_name} {_example}`",
             )
-app.command(tokenizer)
-app.command(corpus)
-app.command(reproduce)
+for _app in (tokenizer, corpus, reproduce):
+    app.command(_app)
 app.register_install_completion_command(group=_GROUPS["Help"])
 app["--help"].group = app["--version"].group = _GROUPS["Help"]
 
@@ -247,11 +250,11 @@ def _run() -> None:
         _interrupt_on_signals()
         words = [_expand_home(word) for word in sys.argv[1:]]
         import_for_help(words)
-        words = mistakes.rename_options(app, words)
+        words = rename_options(app, words)
         app(words, result_action="return_value", print_error=False, exit_on_error=False)
         sys.stdout.flush()  # here, where a full disk or a closed pipe is caught
     except CycloptsError as error:
-        _fail(str(mistakes.explain_mistake(error)))
+        _fail(str(explain_mistake(error)))
     except BothwaysError as error:
         # Of several ranks that raise it the main one alone prints it.
         if error.on_every_rank and os.environ.get("RANK", "0") != "0":
@@ -300,3 +303,158 @@ def _is_full(output: int) -> bool:
 def _fail(message: str, status: int = 2) -> None:
     print(f"error: {printable(message)}", file=sys.stderr)
     sys.exit(status)
+
+
+SETTABLE = {"pretrain", "adapt", "finetune", "distil", "sweep", "plan", "features"}
+"""Commands with settings of a training run."""
+_OPTIONS = {"output_dir": "--out", "vocab_size": "--size"}
+"""Names of other libraries that mean an option."""
+_SETTINGS = {"seed", "dropout", "length", "metric"}
+"""Settings without a dotted path and without a shorthand."""
+_MEANT_COMMANDS = {
+    "train": ["finetune", "pretrain", "tokenizer train"],
+    "test": ["evaluate"],
+    "eval": ["evaluate"],
+    "infer": ["predict"],
+    "encode": ["embed", "tokenizer encode"],
+    "build": ["corpus build"],
+    "speedrun": ["python benchmarks/speedrun.py"],
+}
+"""Words for which spelling suggests another command than is meant, and the commands."""
+_NEAR = 0.7
+"""The least similarity of a name that is suggested; at 0.6, "patience" is near "teacher"."""
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def rename_options(app: App, words: Sequence[str]) -> list[str]:
+    """Replace options of other libraries by ours, or by settings, which follow at the end.
+
+    Example: finetune m d.tsv --num-train-epochs 3 --weight-decay=0.1 →
+    finetune m d.tsv --epochs 3 weight_decay=0.1
+    """
+    chain, apps, _ = app.parse_commands(words)
+    options = {word for word in words if word.startswith("-")}
+    if not {*chain} & SETTABLE or not options or options & {"--help", "-h", "--version"}:
+        return list(words)
+    from bothways.finetuning.config import SAME, SHORTHANDS
+
+    option_names = _names(apps[-1].assemble_argument_collection())
+    result, settings, left = list[str](), list[str](), list(words)
+    while left:
+        word = left.pop(0)
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--") or option in option_names:
+            result.append(word)
+            continue
+        setting_name, form = SAME.get(name, (name, "{}"))
+        option = _OPTIONS.get(name, f"--{setting_name.replace('_', '-')}")
+        setting = name in SAME or name in SHORTHANDS or name in _SETTINGS or "." in name
+        if not (setting or option in option_names) or not (equals or left):
+            result.append(word)  # unknown, or without a value
+            continue
+        value = value if equals else left.pop(0)
+        if option in option_names:
+            result += [option, form.format(value)]
+        else:
+            settings.append(f"{name}={value}")
+    return result + settings
+
+
+def _names(arguments: ArgumentCollection) -> set[str]:
+    return {name for argument in arguments for name in argument.names}
+
+
+def explain_mistake(error: CycloptsError) -> BothwaysError:
+    """Return the error of a command line as one of ours: what, where, and what to type."""
+    command = " ".join(["bothways", *(error.command_chain or ())])
+    fix = f"{command} --help lists the options."
+    match error:
+        case MissingArgumentError(keyword=None):
+            about = ""
+            if error.argument is not None and error.app is not None:
+                # cyclopts reads the help of arguments from docstrings for a help page only.
+                described = error.app.assemble_argument_collection(parse_docstring=True)
+                texts = {
+                    name: item.parameter.help or "" for item in described for name in item.names
+                }
+                about = next((texts[name] for name in error.argument.names if name in texts), "")
+            fix = f"{' '.join(about.split())} {fix}".strip()
+            return ConfigError("is missing", where=_shown(error), fix=fix)
+        case MissingArgumentError():
+            return ConfigError("needs a value", where=error.keyword, fix=fix)
+        case RepeatArgumentError(token=token):
+            return ConfigError("is given twice", where=token.keyword, fix="Leave out one.")
+        case CoercionError(token=token) if token is not None and error.msg is None:
+            kind: Any = error.target_type
+            choices = [*map(str, get_args(kind))]
+            domain = _TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")
+            if get_origin(kind) is Literal:
+                domain = f"one of {', '.join(choices)}"
+            message = f"{token.value!r} is not {domain}{_did_you_mean(_near(token.value, choices))}"
+            place = token.keyword or _shown(error)
+            is_table = place == "--format" and token.value in ("csv", "tsv")
+            # They are formats of one file, which its ending names.
+            advice = f"Name a file instead: --out FILE.{token.value}" if is_table else None
+            return ConfigError(message, where=place, fix=advice)
+        case UnknownOptionError(token=token):
+            option = (token.keyword or token.value).partition("=")[0]
+            return _unknown_option(option, _names(error.argument_collection), command)
+        case ValidationError() if error.exception_message.startswith(_UNKNOWN):
+            assert error.app is not None
+            names = _names(error.app.assemble_argument_collection())
+            return _unknown_option(error.exception_message.removeprefix(_UNKNOWN), names, command)
+        case UnknownCommandError(unused_tokens=[word, *_]):
+            commands = [name for name in error.app or () if not name.startswith("-")]
+            message = f"there is no command {word!r}"
+            group = command.removeprefix("bothways").strip()
+            near = (_MEANT_COMMANDS.get(word) if not group else None) or _near(word, commands)
+            return ConfigError(
+                message + _did_you_mean(near),
+                fix=f"The commands are {', '.join(sorted(commands))}.",
+            )
+        case UnusedCliTokensError(unused_tokens=[*words]):
+            return ConfigError(f"one argument too many: {' '.join(words)}", where=command, fix=fix)
+        case _:
+            error.verbose = False
+            return ConfigError(str(error), fix=fix)
+
+
+_UNKNOWN = "Unknown option: "
+"""What `options.INPUTS` says of an option among names of files."""
+
+
+def _shown(error: CycloptsError) -> str:
+    """Return the name of an argument as the usage writes it: MODEL, --out."""
+    assert error.argument is not None
+    positional = error.argument.index is not None
+    name = error.argument.name
+    return name.lstrip("-").upper() if positional else name
+
+
+def _unknown_option(option: str, options: Iterable[str], command: str) -> ConfigError:
+    """Return the error of an option that the command does not have, with the nearest name."""
+    from bothways.finetuning.config import SHORTHANDS
+
+    name = option.lstrip("-").replace("-", "_")
+    fix = f"{command} --help lists the options."
+    if {*command.split()} & SETTABLE:
+        near_settings = [f"{near}=VALUE" for near in _near(name, SHORTHANDS)]
+        fix += " Settings have no dashes: lr=3e-5."
+    else:
+        near_settings = []
+    plain = {
+        plain_name.lstrip("-"): plain_name for plain_name in options if plain_name.startswith("--")
+    }
+    same_name = _OPTIONS.get(name, option).lstrip("-")
+    near = [plain[plain_name] for plain_name in _near(same_name, plain)]
+    message = f"unknown option{_did_you_mean(near or near_settings)}"
+    return ConfigError(message, where=option, fix=fix)
+
+
+def _near(word: str, candidates: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(word, list(candidates), n=1, cutoff=_NEAR)
+
+
+def _did_you_mean(names: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(names)}?" if names else ""

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn,
 
 from cyclopts import Parameter
 
+from bothways.core.config.values import is_integer, split_overrides
+from bothways.core.errors import ConfigError
 from bothways.core.files import is_url
 from bothways.core.progress import announce, terminal_progress
 from bothways.core.terminal import output_console, show_lines, write_stderr
 from bothways.finetuning import FinetuneRecipe
+from bothways.training.checkpoint import resume_command
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -134,8 +137,6 @@ class RunLength:
             ConfigError: both options are given.
         """
         if self.epochs is not None and self.until is not None:
-            from bothways.core.errors import ConfigError
-
             message = f"the length is given twice: {self.epochs:g} epochs and {self.until!r}"
             raise ConfigError(message, where="--until", fix="Leave out --epochs or --until.")
         return self.until if self.epochs is None else f"{self.epochs:g} epochs"
@@ -201,9 +202,6 @@ def settings_for(
     Raises:
         ConfigError: a word is not a setting, or names an argument of the command.
     """
-    from bothways.core.config.values import is_integer, split_overrides
-    from bothways.core.errors import ConfigError
-
     settings: dict[str, Any] = {**split_overrides(words)}
     if is_integer(settings.get("seed", "").removeprefix("-")):
         settings["seed"] = int(settings["seed"])  # an argument of the function, of its own type
@@ -346,7 +344,6 @@ def stop_saved(saved: str) -> NoReturn:
     The main rank prints. All raise: a rank that ended with status 0 would tell torchrun that its
     part of the run is finished, and its machine would not be used again.
     """
-    from bothways.training.checkpoint import resume_command
     from bothways.training.parallel import is_main, plan_here
 
     if is_main(plan_here()):

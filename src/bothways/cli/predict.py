@@ -1,8 +1,10 @@
-"""`bothways predict | embed | evaluate`: predictions, vectors, and scores on labelled data."""
+"""`bothways predict | embed | evaluate | calibrate`: predictions, vectors, scores, probabilities.
+
+`index | search | mine` find the texts that answer queries, and those that do not.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +16,15 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
+from bothways.core.files import check_output_path
 from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, quantity, say, write_stderr
+from bothways.data.text_io import STDIN
+
+if TYPE_CHECKING:
+    from bothways.prediction.analysis.evaluation import Evaluation
 
 
 @options.documented_by(bothways.predict)
@@ -79,9 +87,6 @@ def predict(  # noqa: PLR0913 – one option per question
     window
         Number of texts to read before the first prediction; default: 4096, on a terminal 1.
     """
-    from bothways.core.config.values import require_at_least
-    from bothways.data.text_io import STDIN
-
     require_at_least(1, top=top, window=window)
     files, words = options.split_inputs(inputs)
     settings: dict[str, Any] = {
@@ -103,7 +108,7 @@ def predict(  # noqa: PLR0913 – one option per question
             settings["window"] = window or (1 if typed else None)
             rows = bothways.predict(model, files or STDIN, **vars(parts), **settings)
         for values in rows:  # type: ignore[union-attr]
-            print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
+            print(dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
 
 
 def _predict_parts(
@@ -173,8 +178,6 @@ def embed(  # noqa: PLR0913 – one option per question
     length
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     """
-    from bothways.core.files import check_output_path
-
     files, words = options.split_inputs(inputs)
     if out.suffix and not out.is_dir():
         check_output_path(out, files)
@@ -191,10 +194,6 @@ def embed(  # noqa: PLR0913 – one option per question
         **options.settings_for(bothways.predict, words, **prompts),
     }  # fmt: skip
     _predict_parts(model, files, out, parts, settings)
-
-
-if TYPE_CHECKING:
-    from bothways.prediction.analysis.evaluation import Evaluation
 
 
 @options.documented_by(bothways.evaluate)
@@ -316,3 +315,109 @@ def _table(done: Evaluation) -> options.CommandTable:
             done.title, ["", "name", "pairs", "accuracy, %"], groups, left=2
         )
     return options.metric_table(done.title, {"value": done.metrics})
+
+
+@options.documented_by(bothways.build_index)
+def index(  # noqa: PLR0913 – one option per question
+    *texts: Annotated[str, options.INPUTS],
+    out: Path,
+    model: str | None = None,
+    text: str | None = None,
+    id: str | None = None,
+    stored: Literal["fp32", "bf16", "int8", "binary"] | None = None,
+    bm25: Annotated[bool, Parameter(negative="")] = False,
+    graph: Annotated[bool, Parameter(negative="")] = False,
+    delete: tuple[str, ...] = (),
+    length: int | None = None,
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+) -> None:
+    """Build an index of texts, or add texts to one and delete others, at once or not at all.
+
+    Parameters
+    ----------
+    texts
+        Files (.txt, .csv, .tsv, .jsonl, .parquet), folders as BEIR's, or a Hub data set. Then
+        settings of the vectors, as for bothways embed.
+    delete
+        The id of a document to delete; may be repeated.
+    """
+    files, words = options.split_inputs(texts)
+    with terminal_progress() as progress:
+        done = bothways.build_index(
+            [Path(file) for file in files], model, out, text=text, id=id, stored=stored, bm25=bm25,
+            graph=graph, delete=delete, length=length, precision=precision, device=device,
+            progress=progress, **options.settings_for(bothways.build_index, words),
+        )  # fmt: skip
+    write_stderr(f"{quantity(len(done), 'document(s)')} in {out}")
+
+
+@options.documented_by(bothways.search)
+def search(  # noqa: PLR0913 – one option per question
+    index: Path,
+    *queries: Annotated[str, options.INPUTS],
+    top: int = 10,
+    mode: Literal["vectors", "bm25", "hybrid"] = "vectors",
+    exact: Annotated[bool, Parameter(negative="")] = False,
+    rerank: str | None = None,
+    depth: int = 100,
+    model: str | None = None,
+    text: str | None = None,
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+) -> None:
+    """Search an index: a JSON line for each query, with ids, scores and texts of the best hits.
+
+    Parameters
+    ----------
+    queries
+        One text in quotes; or files of queries, one a line, or - for standard input.
+    text
+        Column of the query; default: text.
+    """
+    from bothways.indexes import read_texts
+
+    typed = options.argument_text(queries) if queries else None
+    if typed is None and len(queries) == 1 and queries[0] != "-" and not Path(queries[0]).exists():
+        typed = queries[0]
+    files = [Path(name) for name in queries or ("-",)]
+    texts = [typed] if typed is not None else [query for _, query in read_texts(files, text)]
+    results = bothways.search(
+        index, texts, top, mode=mode, exact=exact, rerank=rerank, depth=depth, model=model,
+        precision=precision, device=device,
+    )  # fmt: skip
+    for query, hits in zip(texts, results, strict=True):
+        line = {"query": query, "hits": [vars(hit) for hit in hits]}
+        print(dumps(line, ensure_ascii=False), file=sys.stdout)
+
+
+@options.documented_by(bothways.mine)
+def mine(  # noqa: PLR0913 – one option per question
+    pairs: str,
+    *,
+    index: Path,
+    out: Path,
+    negatives: int = 3,
+    skip: int = 0,
+    depth: int = 100,
+    margin: float | Literal["none"] = 0.05,
+    absolute_margin: float | None = None,
+    choose: Literal["best", "random"] = "best",
+    mode: Literal["vectors", "bm25"] = "vectors",
+    seed: int = 0,
+    model: str | None = None,
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+) -> None:
+    """Mine hard negatives: texts of an index that rank high for an anchor and are no positive."""
+    with options.resumable(out.with_name(f"{out.name}.part")) as progress:
+        done = bothways.mine(
+            pairs, index, out, negatives=negatives, skip=skip, depth=depth,
+            margin=None if margin == "none" else margin, absolute_margin=absolute_margin,
+            choose=choose, mode=mode, seed=seed, model=model, precision=precision, device=device,
+            progress=progress,
+        )  # fmt: skip
+    mined = f"{quantity(done.negatives, 'negative(s)')} for {quantity(done.rows, 'row(s)')}"
+    summary = f"{mined} in {out}; {done.short:,} have fewer than {negatives}."
+    likely, rows = quantity(done.likely, "likely positive(s)"), quantity(done.with_likely, "row(s)")
+    write_stderr(f"{summary} {likely} of {rows} are in {done.likely_file}.")

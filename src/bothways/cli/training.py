@@ -1,18 +1,24 @@
-"""`bothways pretrain | adapt | finetune | distil | sweep`: commands that train a model."""
+"""`bothways pretrain | adapt | finetune | distil | sweep`: commands that train a model.
+
+`plan` forecasts the cost of a pre-training run before it begins.
+"""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections.abc import Iterable
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import bothways
 from bothways.cli import options
+from bothways.core.config.reader import replaced_members
 from bothways.core.errors import ConfigError
 from bothways.core.progress import terminal_progress
-from bothways.core.terminal import output_console, quantity, say, write_stderr
+from bothways.core.runtime.cards import card_named
+from bothways.core.terminal import output_console, quantity, say, time_text, write_stderr
 from bothways.pretraining import DistilRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
 
@@ -20,6 +26,8 @@ if TYPE_CHECKING:
     from bothways.finetuning.run import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.lab.sweeps.runs import Series
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.forecast import RunForecast
     from bothways.pretraining.run import PretrainResult
 
 
@@ -57,22 +65,14 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     corpora, words = options.split_inputs(more)
     sources = [corpus, *corpora] if corpora else corpus
     settings = options.settings_for(bothways.pretrain, words, until=end.duration)
+    settings |= {"start": start, "recipe": recipe, "config": config, "device": device}
     if find_lr:
         for option, value in (("out", out), ("resume", resume)):
             if value:
                 message = "is for a run, and find_lr saves none"
                 raise ConfigError(message, where=option, fix=f"Leave out --{option}, or --find-lr.")
         with terminal_progress() as progress:
-            result = bothways.find_lr(
-                sources,
-                model,
-                start=start,
-                recipe=recipe,
-                config=config,
-                device=device,
-                progress=progress,
-                **settings,
-            )
+            result = bothways.find_lr(sources, model, progress=progress, **settings)
         # The smoothed losses, a line for each half decade.
         rows, smoothed = list[list[str]](), result.smoothed
         for rate, loss in zip(result.rates, smoothed, strict=True):
@@ -89,16 +89,7 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         raise ConfigError("is missing", where="out", fix=fix)
     with options.training(out, resume, device) as progress:
         done = bothways.pretrain(
-            sources,
-            model,
-            start=start,
-            recipe=recipe,
-            config=config,
-            out=out,
-            resume=resume,
-            device=device,
-            progress=progress,
-            **settings,
+            sources, model, out=out, resume=resume, progress=progress, **settings
         )
     conclude_pretraining(done)
 
@@ -398,9 +389,8 @@ def print_folds(scores: CrossValidation, out: Path) -> None:
     if not options.ended_here(scores.series.finished):
         return
     columns = {"mean": scores.metrics, "deviation": scores.deviations}
-    title = (
-        f"{quantity(len(scores.series.scored), 'fold(s)')}, each scored by the model of the others"
-    )
+    folds = quantity(len(scores.series.scored), "fold(s)")
+    title = f"{folds}, each scored by the model of the others"
     options.show_tables(options.metric_table(title, columns))
     write_stderr(f"A prediction for each row is in {out / PREDICTIONS}.")
 
@@ -471,3 +461,145 @@ def sweep(  # noqa: PLR0913 – one option per question
     with options.training(out, resume, device, notes) as progress:
         series = sweep_grid(base, parse_grid(grid), SweepFolder(out, resume, device, progress))
     print_series(series, out)
+
+
+def plan(  # noqa: PLR0913 – one option per question
+    model: str,
+    *settings: str,
+    tokens: float | None = None,
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
+    corpus: str | None = None,
+    recipe: str | None = None,
+    teacher: str | None = None,
+    config: options.ConfigFile = None,
+    hardware: str = "here",
+    ranks: int = 1,
+    utilisation: float | None = None,
+    price: float | None = None,
+    json: options.JsonOutput = False,
+    device: options.Device = "auto",
+) -> None:
+    """Forecast time, memory, checkpoints and price of a pre-training run, and how to place it.
+
+    Parameters
+    ----------
+    model
+        A preset such as bert-base, or a model folder or Hub id for its shape.
+    settings
+        Settings of pretrain by dotted path, such as training.recompute=true microbatch_tokens=8192.
+    tokens
+        Tokens to read, such as 3.3e9.
+    corpus
+        A folder made by `bothways corpus build`: its tokens and its vocabulary.
+    recipe
+        The recipe to start from, and the default, as for pretrain; with a teacher as for distil.
+    teacher
+        A model folder or Hub id: the run distils it into MODEL.
+    hardware
+        here measures this machine; a card is computed from its data sheet: l4, a10, rtx3090,
+        rtx4090, a100-40, l40s, a100, h100, h200, b200, mi300x.
+    ranks
+        Number of cards.
+    utilisation
+        The share of the card's rate that a step reaches, as you have measured it; default 0.35.
+    price
+        Price of a card, or of this machine, per hour, in any currency.
+    """
+    from bothways.core.runtime.devices import gpu_memory
+    from bothways.data.corpus import Corpus
+    from bothways.model.families.catalogue import PRESETS, preset
+    from bothways.pretraining.build import fit_to_corpus, start_encoder
+    from bothways.pretraining.config import load_pretraining
+    from bothways.pretraining.forecast import UTILISATION, Cards, forecast_run
+    from bothways.pretraining.recipes import chosen_settings, distillation
+
+    text = None if corpus is None else Corpus.open(corpus)
+    length = [] if end.duration is None else [f"training.until={end.duration}"]
+    if tokens is not None:
+        if length or any(word.startswith(("until=", "training.until=")) for word in settings):
+            message = f"is given as tokens={tokens:g}, and the length of the run once more"
+            raise ConfigError(message, where="tokens", fix="Give one of them.")
+        if not 1 <= tokens < math.inf:
+            raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
+        settings = (f"training.until={int(tokens)} tokens", *settings)
+    if hardware == "here":
+        for name, changed in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
+            if changed:
+                message = "is for cards; this machine is measured with one rank"
+                raise ConfigError(message, where=name, fix="Name a card: --hardware h100")
+        target: str | Cards = device
+        gpu = gpu_memory(device)
+    else:
+        share = UTILISATION if utilisation is None else utilisation
+        target = Cards(card_named(hardware), ranks, share)
+        gpu = target.card.memory
+
+    def with_settings(base: PretrainConfig) -> PretrainConfig:
+        """Return the settings of a recipe with those of this call."""
+        return load_pretraining(base, [*settings, *length], config)
+
+    if teacher is None:
+        is_preset = model in PRESETS or not Path(model).is_dir()
+        shape = preset(model) if is_preset and "/" not in model else start_encoder(model)
+        encoder = shape if text is None else fit_to_corpus(shape, text.tokenizer)
+        run, notes = chosen_settings(recipe, encoder, None, with_settings, gpu)
+    else:
+        base = distillation(teacher, text, model, recipe)
+        run = with_settings(base)
+        notes = [f"note: {member}" for member in replaced_members(run, base)]
+    for note in notes:
+        write_stderr(note)
+    with terminal_progress() as progress:
+        corpus_tokens = None if text is None else float(text.manifest.counts.tokens)
+        done = forecast_run(
+            run, target, corpus_tokens=corpus_tokens, price=price, progress=progress
+        )
+    if json:
+        print(dumps(done.to_json(), ensure_ascii=False, allow_nan=False))
+    else:
+        _show(done)
+
+
+def _show(done: RunForecast) -> None:
+    """Print the forecast as tables."""
+    from bothways.training.step_cost import USABLE, size_text
+
+    console = output_console()
+    interval = done.total / max(1, done.checkpoints)
+    checkpoints = (
+        f"{done.checkpoints:,} of {size_text(done.checkpoint)}, one each {time_text(interval)}"
+    )
+    run = [
+        ("parameters", f"{done.parameters:,}"),
+        ("tokens", f"{done.tokens:,.0f}"),
+        ("updates", f"{done.updates:,}"),
+        ("operations", f"{done.operations * done.tokens:.3g}"),
+        ("tokens per second", f"{done.rate:,.0f}"),
+        ("checkpoints", checkpoints),
+        *((f"time: {name}", time_text(value)) for name, value in done.seconds.items() if value),
+        ("time in all", time_text(done.total)),
+    ]
+    if done.cost is not None:
+        run.append(("price", f"{done.cost:,.2f}"))
+    memory = done.choice.memory
+    activations = f"activations of {done.microbatch:,} tokens"
+    sizes = {
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        activations: memory.activations,
+        "teacher": memory.frozen,
+        "gathered": memory.gathered,
+    }
+    rows = [(name, size_text(count)) for name, count in sizes.items() if count]
+    free = size_text(done.free) if math.isfinite(done.free) else "unknown"
+    rows.append((f"all, of {free} of which {USABLE:.0%} count", size_text(memory.total)))
+    rows.append(("most tokens at once (microbatch_tokens)", f"{done.largest:,}"))
+    options.show_tables(
+        options.CommandTable(f"A run on {done.hardware}", ("", ""), run),
+        options.CommandTable("Memory of a rank", ("", ""), rows),
+    )
+    say = f"placement: {done.choice.placement}, because {done.choice.why}"
+    console.print(say, highlight=False, soft_wrap=True)
+    for sentence in done.assumed:
+        console.print(f"assumed: {sentence}", highlight=False, style="dim", soft_wrap=True)

@@ -33,7 +33,7 @@ from bothways.data.text_io import COMPRESSED
 from bothways.hub.resolve import is_model_folder, resolve_run
 from bothways.prediction.predictor import Predictor, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.tasks.likelihood.task import CompletionTask
+from bothways.tasks.masked_lm.task import CompletionTask
 from bothways.tasks.text_task import TextExample
 
 FORMS = "sentence_good and sentence_bad, input_prefix and options, or Context1, Target1 and Target2"

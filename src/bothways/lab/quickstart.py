@@ -68,7 +68,7 @@ from bothways.prediction.predictor import Predictor
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import short
 from bothways.pretraining.run import PretrainResult, curves, pretrain, read_records
-from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.masked_lm.task import MaskFillingTask
 from bothways.tasks.metrics import error_reduction, errors_text
 from bothways.tasks.text_task import TextExample
 from bothways.text.trainers import WordPiece, train_vocabulary

@@ -46,14 +46,12 @@ from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session, open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
-from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.entailment.task import NEEDS_ENTAILMENT
-from bothways.tasks.likelihood.task import NEEDS_DIRECTION
+from bothways.tasks.classification.task import NEEDS_ENTAILMENT, ClassificationTask
+from bothways.tasks.masked_lm.task import NEEDS_DIRECTION
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
-from bothways.tasks.sentence_embedding.nearest import check_widths
-from bothways.tasks.sentence_embedding.quantized import VectorType, quantize, ranges_of
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
+from bothways.tasks.sentence_embedding.vectors import VectorType, check_widths, quantize, ranges_of
 from bothways.tasks.text_task import TextExample
 from bothways.training.encoding_checks import check_model
 

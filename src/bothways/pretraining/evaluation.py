@@ -36,7 +36,7 @@ from bothways.prediction.engine import evaluate_task
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.likelihood.task import MinimalPairTask
+from bothways.tasks.masked_lm.task import MinimalPairTask
 from bothways.tasks.sentence_embedding.task import pool
 from bothways.tasks.text_task import TextExample, example_of
 from bothways.text.tokenizer import Tokenizer

@@ -23,11 +23,10 @@ from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
-from bothways.serving import openai, play, tei
+from bothways.serving import compatible
 from bothways.serving.batcher import SMOOTHING, Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError, retry_after
 from bothways.serving.explain import EXPLAIN
-from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel, example_ranges
 from bothways.serving.routes import PROBES, ROUTES, document
 from bothways.serving.search import ServedIndex, open_indexes
@@ -37,14 +36,18 @@ with optional("serve", "serving"):
     import orjson
 
     from bothways.serving.exchange import (
+        MOVED,
         ClientLeft,
         Exchange,
+        Metrics,
+        Page,
         Receive,
         Scope,
         Send,
         disconnected,
         json_object,
         log_line,
+        pages,
         read_body,
         respond,
     )
@@ -58,15 +61,13 @@ Work = Callable[..., Awaitable[Any]]
 """Calls a function with arguments, by the deadline of a request; see `App._work`."""
 STUCK_SECONDS = 120.0
 """A batch that takes longer means that the process should be restarted."""
-requests_log = logging.getLogger("bothways.serving.requests")
+requests_log = logging.getLogger("bothways.serving.shapes")
 
 
 class App:
     """An ASGI app for predictors; see `app`.
 
     Attributes:
-        models: by name.
-        limits: see `Limits`.
         draining: set when the server is about to stop: `/ready` then fails, and requests are still
             answered.
     """
@@ -83,7 +84,7 @@ class App:
         if not models:
             raise ConfigError("there is no model to serve", where="predictors")
         self.limits, self.hosts = limits, hosts
-        self._files = play.pages() if playground else {}
+        self._files = pages() if playground else {}
         self._posts = {**ROUTES, **({"/explain": EXPLAIN} if playground else {})}
         self.models = Models(models, indexes, limits)
         self.draining, self._warm = False, False
@@ -97,15 +98,15 @@ class App:
             "/ready": self._ready,
             "/health": self._ready,
             "/ping": self._ready,
-            "/info": lambda: tei.info(self.models),
-            "/metrics": lambda: play.Page(self.metrics.text(), METRICS_KIND, headers={}),
+            "/info": lambda: compatible.info(self.models),
+            "/metrics": lambda: Page(self.metrics.text(), METRICS_KIND, headers={}),
             "/openapi.json": lambda: document(
                 self.models, guarded=bool(keys), playground=playground
             ),
             **{path: partial(self._files.__getitem__, path) for path in self._files},
             "/v1/models": lambda: {
                 "object": "list",
-                "data": [openai.described(model) for model in self.models],
+                "data": [compatible.described(model) for model in self.models],
             },
         }
         for model in self.models:
@@ -146,9 +147,7 @@ class App:
                 if error.code not in FAILURES:  # a limit, such as a likelihood that is too long
                     continue
                 message = f"the model cannot compute a text: {error.message}"
-                fix = (
-                    "Run bothways predict or bothways embed with its folder; try --precision fp32."
-                )
+                fix = "Run bothways predict or embed with its folder; try --precision fp32."
                 raise FolderError(message, where=model.name, fix=fix) from error
         self._warm = True
 
@@ -193,7 +192,7 @@ class App:
         stopped: asyncio.CancelledError | None = None
         try:
             result = await self._result(scope, receive, exchange)
-            if isinstance(result, play.Page):
+            if isinstance(result, Page):
                 status, body, kind = result.status, result.body, result.kind
                 exchange.headers.update(result.headers)
             else:
@@ -238,11 +237,7 @@ class App:
             self._check_key(exchange.request_headers)
         except RequestError:
             return None
-        return self._no_room(exchange)
-
-    def _no_room(self, exchange: Exchange) -> RequestError | None:
-        size = exchange.size
-        return None if size is None else self.batcher.refusals.find(exchange.route, size)
+        return self.batcher.refusal(exchange.route, exchange.size)
 
     # ---- routes ----
 
@@ -257,7 +252,7 @@ class App:
         if path not in PROBES and path not in self._files:
             self._check_key(headers)
         if path == "/play" and path in self._files and scope["path"].endswith("/"):
-            return play.MOVED
+            return MOVED
         name, path = self._split(path)
         gets = self._gets(name)
         allowed = [m for m, table in (("GET", gets), ("POST", self._posts)) if path in table]
@@ -270,11 +265,11 @@ class App:
             raise RequestError("method_not_allowed", message, headers=allow)
         if method == "GET":
             return gets[path]()
-        if (full := self._no_room(exchange)) is not None:
+        if (full := self.batcher.refusal(exchange.route, exchange.size)) is not None:
             raise full
         data = await read_body(headers, receive, self.limits, exchange.size or 0)
         exchange.deadline = time.monotonic() + self._seconds(headers)
-        work = self._work(len(data) > INLINE_BYTES, exchange.deadline)
+        work = partial(self._work, len(data) > INLINE_BYTES, exchange.deadline)
         reading = await work(self._query, path, data, scope.get("query_string", b""), name)
         if not isinstance(reading, tuple):
             return reading
@@ -315,21 +310,19 @@ class App:
         except asyncio.TimeoutError:
             raise late() from None
 
-    def _work(self, large: bool, deadline: float) -> Work:
-        """Return a function that calls others: for a large request in a thread.
+    async def _work(
+        self, large: bool, deadline: float, function: Callable[..., T], *arguments: Any
+    ) -> T:
+        """Call a function: for a large request in a thread.
 
         Between any two calls of a thread those for other requests have their turn, and the deadline
         is looked at.
         """
-
-        async def call(function: Callable[..., T], *arguments: Any) -> T:
-            if deadline <= time.monotonic():
-                raise late()
-            if not large:
-                return function(*arguments)
-            return await self._in_thread(self._tokenizers, deadline, function, *arguments)
-
-        return call
+        if deadline <= time.monotonic():
+            raise late()
+        if not large:
+            return function(*arguments)
+        return await self._in_thread(self._tokenizers, deadline, function, *arguments)
 
     def _query(self, path: str, data: bytes, url: bytes, name: str | None) -> Any:
         """Return the query in a body with its examples, or an answer that needs no model."""
@@ -357,7 +350,7 @@ class App:
         """Return the routes that compute nothing."""
         if name is not None:
             model = self.models.named(name)
-            return {"/v1/models/{name}": lambda: openai.described(model), "/ready": self._ready}
+            return {"/v1/models/{name}": lambda: compatible.described(model), "/ready": self._ready}
         return self._routes
 
     def _live(self) -> Any:
@@ -412,7 +405,7 @@ class App:
         if not isinstance(result, Query):
             return orjson.dumps(result)
         # The documents that were found, for a cross-encoder.
-        work = self._work(True, exchange.deadline)
+        work = partial(self._work, True, exchange.deadline)
         examples = await work(result.model.examples, result.inputs, self.limits)
         return await self._answer(result, examples, work, receive, exchange)
 
@@ -429,9 +422,7 @@ class App:
             self.limits.check("request_tokens", f"tokens{which}", tokens)
         if not query.truncate and any(item.cut for item in encoded):
             length = model.task_model.length
-            message = (
-                f"a text is longer than the model reads, {length} tokens, and truncate is false"
-            )
+            message = f"a text has more than {length} tokens, and truncate is false"
             raise RequestError("text_too_long", message, param="inputs")
         units: Any = encoded
         if query.jobs is not None:  # it may have to read weights

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import BothwaysError, DivergedError
 from bothways.prediction.engine import (
@@ -27,9 +27,11 @@ from bothways.prediction.engine import (
     predict_sequences,
 )
 from bothways.serving.errors import Limits, RequestError, retry_after
-from bothways.serving.metrics import Metrics
-from bothways.serving.models import ServedModel
+from bothways.serving.models import OVER_THE_VOCABULARY, ServedModel
 from bothways.tasks.base import EncodedExample
+
+if TYPE_CHECKING:
+    from bothways.serving.exchange import Metrics
 
 FIRST_RATE = 5000.0
 """Tokens a second that are assumed before the first batch."""
@@ -60,7 +62,7 @@ class Ticket:
             the predictions.
         deadline: by `time.monotonic`.
         answer: the predictions, in order.
-        route, size: that the request asked for, and the bytes of its body, for `Refusals`; a size
+        route, size: that the request asked for, and the bytes of its body, for `refusal`; a size
             of None is not remembered.
         id: of the request, for the log.
         tokens: of all its sequences.
@@ -93,7 +95,7 @@ class Ticket:
             lengths = list(map(len, item.sequences))
             self.tokens += sum(lengths)
             # No sequences at all, such as a query without documents: there is still an answer.
-            if self.model.by_example or not lengths:
+            if self.model.kind in OVER_THE_VOCABULARY or not lengths:
                 self.units.append(Unit(self, n, None, sum(lengths)))
             else:
                 self.units.extend(Unit(self, n, k, size) for k, size in enumerate(lengths))
@@ -114,10 +116,8 @@ class Ticket:
             # Sequences of an example may be computed in different batches and in any order.
             ordered = [rows[k] for k in range(len(rows))]
             del self.outputs[unit.example]
-            example = self.examples[unit.example]
-            self.predictions[unit.example] = decode_finite(
-                self.model.task_model, example, item, ordered
-            )
+            task_model, example = self.model.task_model, self.examples[unit.example]
+            self.predictions[unit.example] = decode_finite(task_model, example, item, ordered)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,49 +130,20 @@ class Unit:
     tokens: int
 
 
-class Refusals:
-    """The requests that found no room in the queue, so that others are refused unread.
-
-    Until the queue becomes shorter, a request has no room if one of the same route that is no
-    longer had none. To read and tokenize it would take time that the model needs.
-    """
-
-    def __init__(self) -> None:
-        self._shortest: dict[str, tuple[int, RequestError]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._shortest)
-
-    def add(self, route: str, size: int, error: RequestError) -> None:
-        """Remember why a request of `size` bytes had no room."""
-        if self.find(route, size) is None:
-            self._shortest[route] = (size, error)
-
-    def find(self, route: str, size: int) -> RequestError | None:
-        """Return the refusal of a request without room; None if it has to be read to know."""
-        least, error = self._shortest.get(route, (0, None))
-        if error is None or size < least:
-            return None
-        return RequestError(error.code, error.message, headers=error.headers)
-
-
 class Batcher:
     """A queue and the thread that computes what waits in it.
-
-    Args:
-        limits: of the queue and of batches.
-        metrics: count what is done.
 
     Attributes:
         queued_tokens: that wait.
         rate: tokens a second, a running mean.
-        refusals: since the queue last became shorter.
+        refusals: by route, the bytes and the error of the shortest request that had no room since
+            the queue last became shorter.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics = limits, metrics
         self.queued_tokens, self.rate = 0, FIRST_RATE
-        self.refusals = Refusals()
+        self.refusals: dict[str, tuple[int, RequestError]] = {}
         self._tickets: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -209,11 +180,6 @@ class Batcher:
             return f"the model has been computing one batch for more than {bound:g} s"
         return None
 
-    def busy_seconds(self) -> float:
-        """Return the seconds of the batch under way so far; 0 while the model waits."""
-        since = self._busy_since
-        return 0.0 if since is None else time.monotonic() - since
-
     def submit(self, ticket: Ticket) -> None:
         """Queue a request.
 
@@ -230,9 +196,13 @@ class Batcher:
             # A refusal is remembered before the queue can become shorter. Remembered later, it
             # might stay when the queue is empty, and refuse every request from then on.
             if self.queued_tokens + ticket.tokens > self.limits.queue_tokens:
-                error = self._full(ticket)
-                if ticket.size is not None:
-                    self.refusals.add(ticket.route, ticket.size, error)
+                bound = f"{self.limits.queue_tokens:,} (queue_tokens)"
+                message = f"the queue is full: {self.queued_tokens:,} tokens wait, and with "
+                message += f"{ticket.tokens:,} more there would be above {bound}"
+                wait = retry_after(self.queued_tokens / self.rate)
+                error = RequestError("overloaded", message, headers=wait)
+                if ticket.size is not None and not self.refusal(ticket.route, ticket.size):
+                    self.refusals[ticket.route] = ticket.size, error
                 raise error
             ticket.queued = time.perf_counter()
             if not self._tickets and self._busy_since is None:
@@ -241,14 +211,16 @@ class Batcher:
             self._tickets.append(ticket)
             self._changed.notify()
 
-    def _full(self, ticket: Ticket) -> RequestError:
-        message = (
-            f"the queue is full: {self.queued_tokens:,} tokens wait, and with "
-            f"{ticket.tokens:,} more there would be above {self.limits.queue_tokens:,} "
-            "(queue_tokens)"
-        )
-        wait = retry_after(self.queued_tokens / self.rate)
-        return RequestError("overloaded", message, headers=wait)
+    def refusal(self, route: str, size: int | None) -> RequestError | None:
+        """Return the refusal of a request without room; None if it has to be read to know.
+
+        Until the queue becomes shorter, a request has no room if one of the same route that is no
+        longer had none. To read and tokenize it would take time that the model needs.
+        """
+        least, error = self.refusals.get(route, (0, None))
+        if error is None or size is None or size < least:
+            return None
+        return RequestError(error.code, error.message, headers=error.headers)
 
     def cancel(self, ticket: Ticket) -> None:
         """Remove the pending work of a request from the queue."""
@@ -259,7 +231,7 @@ class Batcher:
     def _queue(self, added: int) -> None:
         self.queued_tokens += added
         if added < 0:
-            self.refusals = Refusals()
+            self.refusals = {}
         self.metrics.queue(self.queued_tokens)
 
     def _drop(self, ticket: Ticket) -> None:
@@ -284,18 +256,13 @@ class Batcher:
                 if units:
                     self._compute(units)
             except BaseException as error:  # also panics of Rust and SystemExit
-                self._fail(units, error)
+                with self._changed:  # the requests of the batch; of no batch the next one
+                    own = {id(unit.ticket): unit.ticket for unit in units}
+                    failed = [*own.values()] or list(self._tickets)[:1]
+                for ticket in failed:
+                    self._end(ticket, error)
             finally:
                 self._busy_since = None
-
-    def _fail(self, units: Many[Unit], error: BaseException) -> None:
-        """Answer the requests of a batch by an error; those of no batch by their turn."""
-        with self._changed:
-            tickets = {id(unit.ticket): unit.ticket for unit in units} or {
-                id(ticket): ticket for ticket in list(self._tickets)[:1]
-            }
-        for ticket in tickets.values():
-            self._end(ticket, error)
 
     def _take(self) -> list[Unit]:
         """Take the next batch: of the oldest request's model, one unit of each request in turn."""
@@ -335,7 +302,12 @@ class Batcher:
         for unit in units:
             unit.ticket.started = unit.ticket.started or start
         for unit, result in zip(units, self._outputs(units), strict=True):
-            self._keep(unit, result)
+            try:
+                if isinstance(result, BaseException):
+                    raise result
+                unit.ticket.add(unit, result)
+            except BaseException as error:
+                self._end(unit.ticket, error)
         end = time.perf_counter()
         # An exponential average: the time that new requests wait is estimated by it.
         self.rate += SMOOTHING * (tokens / max(end - start, 1e-6) - self.rate)
@@ -350,8 +322,12 @@ class Batcher:
         task_model = units[0].ticket.model.task_model
         config = PredictConfig(tokens=max(self.limits.batch_tokens, units[0].tokens))
         try:
-            if units[0].sequence is None:
-                return [self._prediction(unit) for unit in units]
+            if units[0].sequence is None:  # the only one
+                ticket, n = units[0].ticket, units[0].example
+                if isinstance(item := ticket.encoded[n], ModelJob):
+                    return [item.compute()]
+                results = predict_encoded(task_model, [ticket.examples[n]], [item])
+                return [prediction for _, prediction in results]
             pairs = [(unit.ticket.encoded[unit.example], unit.sequence) for unit in units]
             sequences = [
                 item.sequences[k]
@@ -364,23 +340,6 @@ class Batcher:
             if len(units) == 1:
                 return [error]
             return [result for unit in units for result in self._outputs([unit])]
-
-    def _prediction(self, unit: Unit) -> Any:
-        ticket, n = unit.ticket, unit.example
-        item = ticket.encoded[n]
-        if isinstance(item, ModelJob):
-            return item.compute()
-        [(_, prediction)] = predict_encoded(ticket.model.task_model, [ticket.examples[n]], [item])
-        return prediction
-
-    def _keep(self, unit: Unit, result: Any) -> None:
-        if not isinstance(result, BaseException):
-            try:
-                unit.ticket.add(unit, result)
-                return
-            except BaseException as error:
-                result = error
-        self._end(unit.ticket, result)
 
     def _end(self, ticket: Ticket, error: BaseException) -> None:
         """Take a request out of the queue, and answer it by the error that it has caused."""

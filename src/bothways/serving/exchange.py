@@ -1,9 +1,15 @@
-"""One request over HTTP: reading its body, and what is logged of it."""
+"""One request over HTTP: reading its body, and what is logged and counted of it.
+
+The playground is a page to try models in a browser, with the files of one folder. It loads nothing
+from elsewhere and runs no inline script, and its content security policy makes the browser enforce
+both.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import math
 import re
@@ -12,10 +18,13 @@ import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
+from bothways.core.errors import optional
 from bothways.core.files import DuplicateKey, unique_keys
 from bothways.serving.errors import Limits, RequestError
 
@@ -59,11 +68,7 @@ class Exchange:
 
     @classmethod
     def of(cls, raw: Iterable[tuple[bytes, bytes]]) -> Exchange:
-        """Return the exchange that begins now, with the client's own id if it gives a fit one.
-
-        Args:
-            raw: names and values of the headers.
-        """
+        """Return the exchange that begins now, with the client's own id if it gives a fit one."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
         id, length = headers.get("x-request-id", ""), headers.get("content-length", "")
         id = id if _ID.fullmatch(id) else uuid.uuid4().hex
@@ -168,19 +173,15 @@ async def respond(
     send: Send, status: int, body: bytes, kind: str, exchange: Exchange, head: bool
 ) -> None:
     """Send a response; without its body if `head` is true, as HEAD asks."""
-    extra = [(k.encode(), v.encode()) for k, v in exchange.headers.items()]
-    start = {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [
-            (b"content-type", kind.encode()),
-            (b"content-length", str(len(body)).encode()),
-            (b"x-request-id", exchange.id.encode()),
-            (b"x-content-type-options", b"nosniff"),
-            *extra,
-        ],
+    headers = {
+        "content-type": kind,
+        "content-length": str(len(body)),
+        "x-request-id": exchange.id,
+        "x-content-type-options": "nosniff",
     }
-    await send(start)
+    lines = (*headers.items(), *exchange.headers.items())
+    raw = [(name.encode(), value.encode()) for name, value in lines]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": b"" if head else body})
 
 
@@ -207,3 +208,129 @@ def log_line(exchange: Exchange, status: int, size: int, seconds: float) -> dict
         "total_ms": round(1000 * seconds, 3),
         "bytes": size,
     }
+
+
+SECONDS = tuple(0.0005 * 2**n for n in range(18))
+"""Upper bounds of durations, 0.5 ms to 65 s."""
+SIZES = tuple(float(2**n) for n in range(15))
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own.
+
+    Labels have few values: routes and models that exist, statuses of the catalogue.
+
+    Args:
+        queue_tokens: the limit of what may wait.
+        is_ready: whether new requests are welcome, asked when the metrics are read.
+    """
+
+    def __init__(self, queue_tokens: int, is_ready: Callable[[], bool]) -> None:
+        with optional("serve", "serving"):
+            from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = CollectorRegistry()
+        options: dict[str, Any] = {"registry": self.registry, "namespace": "bothways"}
+        counter = functools.partial(Counter, **options)
+        seconds = functools.partial(Histogram, buckets=SECONDS, **options)
+        sizes = functools.partial(Histogram, buckets=SIZES, **options)
+        gauge = functools.partial(Gauge, **options)
+        self._requests = counter("requests", "Requests answered.", ("route", "model", "status"))
+        description = "From the first byte of a request to its answer."
+        self._seconds = seconds("request_seconds", description, ("route",))
+        self._queue = seconds("queue_seconds", "From queue to model.")
+        self._batch_seconds = seconds("batch_seconds", "Computation of a batch.")
+        self._batch_tokens = sizes("batch_tokens", "Tokens of a batch.")
+        self._batch_sequences = sizes("batch_sequences", "Sequences of a batch.")
+        self._texts = counter("texts", "Inputs answered.", ("model",))
+        self._tokens = counter("tokens", "Tokens of inputs answered.", ("model",))
+        self._cut = counter("truncated_texts", "Inputs longer than the model reads.", ("model",))
+        self._queued = gauge("queue_tokens", "Tokens that wait.")
+        gauge("queue_limit_tokens", "Tokens that may wait; more are refused.").set(queue_tokens)
+        ready = gauge("ready", "1 while new requests are welcome, else 0.")
+        ready.set_function(lambda: float(is_ready()))
+        description = "When the model was opened, in seconds since 1970."
+        self._loaded = gauge("model_opened_seconds", description, ("model",))
+
+    def request(self, route: str, model: str, status: int, seconds: float) -> None:
+        """Count a request, answered or refused."""
+        self._requests.labels(route, model, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def answered(self, model: str, texts: int, tokens: int, cut: int, queued: float) -> None:
+        """Count the inputs of a request that was answered."""
+        self._texts.labels(model).inc(texts)
+        self._tokens.labels(model).inc(tokens)
+        self._cut.labels(model).inc(cut)
+        self._queue.observe(queued)
+
+    def batch(self, tokens: int, sequences: int, seconds: float) -> None:
+        """Count a batch."""
+        self._batch_seconds.observe(seconds)
+        self._batch_tokens.observe(tokens)
+        self._batch_sequences.observe(sequences)
+
+    def queue(self, tokens: int) -> None:
+        """Keep the number of tokens that wait."""
+        self._queued.set(tokens)
+
+    def loaded(self, model: str, created: int) -> None:
+        """Keep when a model was opened, and show its counters from the first scrape on.
+
+        Prometheus computes no increase for a counter that first appears with a value above 0, so
+        an alert would miss the first one.
+        """
+        self._loaded.labels(model).set(created)
+        for counter in (self._texts, self._tokens, self._cut):
+            counter.labels(model)
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self.registry)
+
+
+KINDS = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+}
+"""The types of the files, by suffix."""
+HEADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "content-security-policy": (
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+            "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        ),
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "cache-control": "no-cache",
+    }
+)
+"""The headers of the page and its files, next to those of every response."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A file for a browser with its content type, and the status and headers of its response."""
+
+    body: bytes
+    kind: str
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=lambda: HEADERS)
+
+
+MOVED = Page(b"", "text/plain", 308, {**HEADERS, "location": "../play"})
+"""The answer to `/play/`, from which the files of the page would have other addresses."""
+
+
+@functools.cache
+def pages() -> Mapping[str, Page]:
+    """Return the files of the playground by path: the page itself is `/play`."""
+    files = {
+        f"/play/{file.name}": Page(file.read_bytes(), KINDS[file.name.rpartition(".")[2]])
+        for file in (resources.files("bothways.serving") / "page").iterdir()
+    }
+    return {"/play": files.pop("/play/index.html"), **files}

@@ -17,16 +17,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from bothways.core.source import rng
-from bothways.data.masking import (
-    Masking,
-    NGrams,
-    SingleTokens,
-    Spans,
-    Unit,
-    Vocabulary,
-    WholeWords,
-    mask_tokens,
-)
+from bothways.data import masking
 from bothways.hub.static_embedding import StaticEncoder
 from bothways.prediction.explanation import (
     ExplainedOutput,
@@ -40,8 +31,7 @@ from bothways.prediction.explanation import (
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, check_limit
 from bothways.serving.models import Models, ServedModel, request_errors
-from bothways.serving.requests import Count, Input, RequestBody, Text, Whole
-from bothways.serving.shapes import Answer, Query, Route
+from bothways.serving.shapes import Answer, Count, Input, Query, RequestBody, Route, Text, Whole
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief
@@ -152,9 +142,12 @@ def explain(models: Models, request: ExplainRequest) -> Query | TrainedInput:
     return _leave_one_out(model, value, ExplainedOutput(request.label, request.word))
 
 
-_UNITS: dict[str, Unit] = {
-    "tokens": SingleTokens(), "whole_words": WholeWords(), "ngrams": NGrams(), "spans": Spans()
-}  # fmt: skip
+_UNITS: dict[str, masking.Unit] = {
+    "tokens": masking.SingleTokens(),
+    "whole_words": masking.WholeWords(),
+    "ngrams": masking.NGrams(),
+    "spans": masking.Spans(),
+}
 
 
 def _mask(model: ServedModel, request: ExplainRequest) -> TrainedInput:
@@ -173,12 +166,9 @@ def _mask(model: ServedModel, request: ExplainRequest) -> TrainedInput:
     if not all(map(len, ids)) or len(original) > length:
         message = f"inputs has {len(original)} tokens, and must have text and at most {length}"
         raise RequestError("invalid", message, param="inputs")
-    masked = mask_tokens(
-        original,
-        Masking(request.rate, _UNITS[request.unit]),
-        Vocabulary.of(tokenizer),
-        rng(0, "prepare", epoch=request.draw),
-    )
+    rule, draw = masking.Masking(request.rate, _UNITS[request.unit]), request.draw
+    vocabulary = masking.Vocabulary.of(tokenizer)
+    masked = masking.mask_tokens(original, rule, vocabulary, rng(0, "prepare", epoch=draw))
     tokens: list[TrainedToken] = [
         {
             "id": token.id,

@@ -14,17 +14,17 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
 from bothways.core.errors import ConfigError
-from bothways.serving import openai, requests, shapes, tei
+from bothways.serving import compatible, shapes
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models
-from bothways.tasks.entailment.task import ZeroShotTask
-from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.classification.task import ZeroShotTask
+from bothways.tasks.masked_lm.task import MaskFillingTask
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
 _QUESTION = {
     "type": "object",
-    "properties": {"question": requests.TEXT, "context": requests.TEXT},
+    "properties": {"question": shapes.TEXT, "context": shapes.TEXT},
     "required": ["question", "context"],
 }
 
@@ -41,7 +41,7 @@ def _read_labelled(value: Any) -> Any:
                 "POST /TASK takes the columns of a task"
             )
         case _:
-            return requests.check_input(value)
+            return shapes.check_input(value)
 
 
 def _read_question(value: Any) -> tuple[str, str]:
@@ -52,78 +52,78 @@ def _read_question(value: Any) -> tuple[str, str]:
             raise ValueError('must be objects {"question": "…", "context": "…"}')
 
 
-class ClassificationParameters(requests.Truncation):
+class ClassificationParameters(shapes.Truncation):
     """Parameters of classifications."""
 
-    top_k: requests.Count | None = None
+    top_k: shapes.Count | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
 
 
-class TaggingParameters(requests.Truncation):
+class TaggingParameters(shapes.Truncation):
     """Parameters of tags."""
 
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
-    ignore_labels: list[requests.Text] = Field(default=["O"])
+    ignore_labels: list[shapes.Text] = Field(default=["O"])
 
 
-class AnswerParameters(requests.Truncation):
+class AnswerParameters(shapes.Truncation):
     """Parameters of answers."""
 
-    top_k: requests.Count = 1
+    top_k: shapes.Count = 1
     # The scores of all spans are a table of tokens times this length.
-    max_answer_len: Annotated[requests.Count, Field(le=512, description="in tokens")] | None = None
+    max_answer_len: Annotated[shapes.Count, Field(le=512, description="in tokens")] | None = None
     handle_impossible_answer: (
-        Annotated[requests.Flag, Field(description="whether no answer is one; absent: as trained")]
+        Annotated[shapes.Flag, Field(description="whether no answer is one; absent: as trained")]
         | None
     ) = None
 
 
-class FillParameters(requests.Truncation):
+class FillParameters(shapes.Truncation):
     """Parameters of masks."""
 
-    top_k: requests.Count | None = None
+    top_k: shapes.Count | None = None
 
 
-class ClassificationRequest(requests.HostedRequest):
+class ClassificationRequest(shapes.HostedRequest):
     """Texts and pairs to classify."""
 
     inputs: Annotated[
-        requests.Items,
-        requests.per_item(_read_labelled),
-        WithJsonSchema(requests.either(requests.ROW, requests.list_of(requests.ROW, minItems=1))),
+        shapes.Items,
+        shapes.per_item(_read_labelled),
+        WithJsonSchema(shapes.either(shapes.ROW, shapes.list_of(shapes.ROW, minItems=1))),
     ]
     parameters: ClassificationParameters = ClassificationParameters()
 
 
-class TaggingRequest(requests.HostedRequest):
+class TaggingRequest(shapes.HostedRequest):
     """Texts to tag."""
 
-    inputs: requests.Texts
+    inputs: shapes.Texts
     parameters: TaggingParameters = TaggingParameters()
 
 
-class AnswerRequest(requests.HostedRequest):
+class AnswerRequest(shapes.HostedRequest):
     """Questions with the texts that may answer them."""
 
     inputs: Annotated[
-        requests.Items,
-        requests.per_item(_read_question),
-        WithJsonSchema(requests.either(_QUESTION, requests.list_of(_QUESTION, minItems=1))),
+        shapes.Items,
+        shapes.per_item(_read_question),
+        WithJsonSchema(shapes.either(_QUESTION, shapes.list_of(_QUESTION, minItems=1))),
     ]
     parameters: AnswerParameters = AnswerParameters()
 
 
-class FillRequest(requests.HostedRequest):
+class FillRequest(shapes.HostedRequest):
     """Texts with masks."""
 
-    inputs: requests.Texts
+    inputs: shapes.Texts
     parameters: FillParameters = FillParameters()
 
 
 class TaskRequest(shapes.OwnRequest):
     """Inputs of tasks that the hosted API does not have."""
 
-    options: requests.Options = requests.Options()
+    options: shapes.Options = shapes.Options()
 
 
 def _label_names(value: Any) -> list[str]:
@@ -133,23 +133,23 @@ def _label_names(value: Any) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-class ZeroShotParameters(requests.Truncation):
+class ZeroShotParameters(shapes.Truncation):
     """Parameters of a classification by labels that the request names."""
 
     candidate_labels: Annotated[
         Any,
         AfterValidator(_label_names),
-        AfterValidator(requests.bounded),
-        WithJsonSchema(requests.either(requests.TEXT, requests.list_of(requests.TEXT, minItems=1))),
+        AfterValidator(shapes.bounded),
+        WithJsonSchema(shapes.either(shapes.TEXT, shapes.list_of(shapes.TEXT, minItems=1))),
     ]
-    hypothesis_template: requests.Text = ZeroShotTask.template
-    multi_label: requests.Flag = False
+    hypothesis_template: shapes.Text = ZeroShotTask.template
+    multi_label: shapes.Flag = False
 
 
-class ZeroShotRequest(requests.HostedRequest):
+class ZeroShotRequest(shapes.HostedRequest):
     """Texts to classify by labels that a model of natural language inference does not know."""
 
-    inputs: requests.Texts
+    inputs: shapes.Texts
     parameters: ZeroShotParameters
 
 
@@ -350,8 +350,11 @@ ALTERNATIVES: Mapping[str, Many[shapes.Route]] = {
     **{kind: (replace(shapes.own(kind), request=TaskRequest),) for kind in shapes.PREDICTIONS},
     **dict.fromkeys(shapes.CLASSIFIERS, (_CLASSIFICATION,)),
     **dict.fromkeys(("classify", "zero-shot"), (_CLASSIFICATION, _ZERO_SHOT)),
-    "rerank": (_CLASSIFICATION, openai.RERANK),
-    "embed": (replace(tei.EMBED, read=partial(tei.embed_inputs, normalise=False)), tei.SIMILARITY),
+    "rerank": (_CLASSIFICATION, compatible.RERANK),
+    "embed": (
+        replace(compatible.EMBED, read=partial(compatible.embed_inputs, normalise=False)),
+        compatible.SIMILARITY,
+    ),
     "tag": (
         shapes.Route(
             TaggingRequest, _token_classification, list[EntityGroup] | list[list[EntityGroup]]
@@ -376,13 +379,7 @@ ALTERNATIVES: Mapping[str, Many[shapes.Route]] = {
 def choose_route(models: Models, body: Mapping[str, Any]) -> shapes.Route:
     """Return the route for a request, which depends on the task of the model."""
     kind, parameters = models.choose(body.get("model")).kind, body.get("parameters")
-    match kind:
-        case "embed":
-            other = isinstance(body.get("inputs"), dict)
-        case "rerank":
-            other = "query" in body
-        case "classify" | "zero-shot":
-            other = isinstance(parameters, dict) and "candidate_labels" in parameters
-        case _:
-            other = False
+    others = {"embed": isinstance(body.get("inputs"), dict), "rerank": "query" in body}
+    labelled = isinstance(parameters, dict) and "candidate_labels" in parameters
+    other = others.get(kind, labelled and kind in ("classify", "zero-shot"))
     return ALTERNATIVES[kind][other]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bothways.serving.search import ServedIndex
 
 OVER_THE_VOCABULARY = ("fill", "likelihood", "prefer")
-"""Tasks whose products with the vocabulary are not batch-invariant."""
+"""Tasks whose products with the vocabulary are not batch-invariant: an example is a batch."""
 CHUNK_CHARACTERS = 32_000
 """Characters that are tokenized before other requests have their turn: some 20 ms."""
 
@@ -29,7 +29,6 @@ class ServedModel:
 
     Attributes:
         name: what requests call it.
-        predictor: the model, prepared.
         created: seconds since 1970 at which it was opened.
         digest: the SHA-256 of its folder; empty if it was not opened from one.
         facts: what it is (`hub.provenance.model_facts`).
@@ -63,11 +62,6 @@ class ServedModel:
     def kind(self) -> str:
         """The kind of the task, such as "classify"."""
         return self.task_model.task.name
-
-    @property
-    def by_example(self) -> bool:
-        """True if each example is a batch by itself, so that its answer depends on no other."""
-        return self.kind in OVER_THE_VOCABULARY
 
     def long_input(self, limits: Limits) -> Any:
         """Return an input of the task with a text as long as the model reads, within a limit."""
@@ -155,13 +149,7 @@ def request_errors() -> Iterator[None]:
 
 
 class Models:
-    """The models of a server by name.
-
-    Args:
-        models: by name, at least one.
-        indexes: by name.
-        limits: of the server.
-    """
+    """The models of a server by name, at least one, its indexes by name, and its limits."""
 
     def __init__(
         self,

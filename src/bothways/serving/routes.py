@@ -11,23 +11,22 @@ from typing import Any, Literal, Union
 from typing_extensions import TypedDict
 
 from bothways import __version__
-from bothways.serving import hugging_face, openai, tei
+from bothways.serving import compatible, hugging_face
 from bothways.serving.errors import STATUS, TRY_AGAIN
 from bothways.serving.explain import EXPLAIN
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.requests import TEXT, Schema, build_schema
 from bothways.serving.search import SEARCH
-from bothways.serving.shapes import PREDICTIONS, Route, own
+from bothways.serving.shapes import PREDICTIONS, TEXT, Route, Schema, build_schema, own
 
 ROUTES: dict[str, Route] = {
     **{f"/{kind}": own(kind) for kind in PREDICTIONS},
-    "/embed": tei.EMBED,
-    "/predict": tei.PREDICT,
-    "/similarity": tei.SIMILARITY,
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), openai.RERANK),
-    **dict.fromkeys(("/v1/embeddings", "/embeddings"), openai.EMBEDDINGS),
+    "/embed": compatible.EMBED,
+    "/predict": compatible.PREDICT,
+    "/similarity": compatible.SIMILARITY,
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), compatible.RERANK),
+    **dict.fromkeys(("/v1/embeddings", "/embeddings"), compatible.EMBEDDINGS),
     "/": Route(None, hugging_face.choose_route, Any, "Hugging Face: the task of the model"),
-    "/tokenize": tei.TOKENIZE,
+    "/tokenize": compatible.TOKENIZE,
     "/search": SEARCH,
 }
 """The POST routes of every server."""
@@ -91,11 +90,11 @@ class Status(TypedDict):
 
 GETS: dict[str, Any] = {
     "/": Status,
-    "/info": tei.ServerInfo,
+    "/info": compatible.ServerInfo,
     "/metrics": None,
     "/openapi.json": dict[str, Any],
-    "/v1/models": openai.ModelList,
-    "/v1/models/{model}": openai.ModelObject,
+    "/v1/models": compatible.ModelList,
+    "/v1/models/{model}": compatible.ModelObject,
     **dict.fromkeys(PROBES, Status),
 }
 """The answers of the routes that compute nothing; None for plain text."""
@@ -161,7 +160,11 @@ def _post(
 ) -> dict[str, Any]:
     example, names = dict(route.example), [model.name for model in fitting]
     if example.get("inputs", "") is None:
-        example["inputs"] = example_input(fitting[0])
+        tokenizer = fitting[0].task_model.tokenizer
+        text = "the cat sleeps in London"
+        if fitting[0].kind == "fill":
+            text = f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
+        example["inputs"] = EXAMPLES.get(fitting[0].kind, text)
     if path == "/search":
         example["index"] = next(iter(models.indexes))
     routes = [route]
@@ -199,11 +202,3 @@ def _post(
             **_errors(sorted({STATUS[code] for code in CODES} - {405})),
         },
     }
-
-
-def example_input(model: ServedModel) -> Any:
-    """Return an input that the model's task reads."""
-    if model.kind == "fill":
-        tokenizer = model.task_model.tokenizer
-        return f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
-    return EXAMPLES.get(model.kind, "the cat sleeps in London")

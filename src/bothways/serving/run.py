@@ -400,7 +400,6 @@ class Server(uvicorn.Server):
     at once.
 
     Args:
-        app: what is served.
         delay: seconds between the first signal and the end of accepting connections.
         opened: called when all models have computed a text and connections are accepted.
 
@@ -554,9 +553,6 @@ def run_server(
     Meanwhile the log is written as JSON to standard error.
 
     Args:
-        app: of the deployment.
-        bound: the socket.
-        deployment: what is served.
         opened: called when all models have computed a text and connections are accepted.
 
     Raises:

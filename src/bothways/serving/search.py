@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from bothways.core.errors import BothwaysError, ConfigError, FolderError, call
 from bothways.prediction.predictor import rebound, unit
 from bothways.prediction.search.index import DEPTH, RECORD, Hit, Index, Mode, ordered
-from bothways.serving import requests
+from bothways.serving import shapes
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.shapes import Answer, Query, Route, vector_width
@@ -114,20 +114,20 @@ def open_indexes(
     return indexes
 
 
-class SearchRequest(requests.TruncatedRequest):
+class SearchRequest(shapes.TruncatedRequest):
     """Queries, as `bothways search` reads them."""
 
-    query: requests.TextList
-    index: Annotated[requests.Text, Field(description="with a single index it may be absent")] | (
+    query: shapes.TextList
+    index: Annotated[shapes.Text, Field(description="with a single index it may be absent")] | (
         None
     ) = None
-    top: requests.Count = 10
+    top: shapes.Count = 10
     mode: Mode = "vectors"
-    exact: requests.Flag = False
-    rerank: Annotated[requests.Text, Field(description="a served model of the task rerank")] | (
+    exact: shapes.Flag = False
+    rerank: Annotated[shapes.Text, Field(description="a served model of the task rerank")] | (
         None
     ) = None
-    depth: requests.Count = DEPTH
+    depth: shapes.Count = DEPTH
 
 
 class FoundDocument(TypedDict):

@@ -1,7 +1,16 @@
-"""Values of all routes: a request, and its answer before it is written.
+"""Requests and answers of all routes: each declares its fields, and the rest is refused.
 
-A route reads the fields that it declares (`serving.requests`) into a `Query`: which model, which
-inputs, and how the predictions are written. It computes nothing.
+    class EmbedRequest(TruncatedRequest):
+        inputs: Texts
+        normalize: Flag = True
+
+From such a pydantic model come the validation, the message about a field that is unknown or has
+another type, and the schema in the OpenAPI document. Answers are declared by a TypedDict next to
+the function that writes them: mypy compares both, and the document is built from it. Null is as
+good as absent.
+
+A route reads the fields that it declares into a `Query`: which model, which inputs, and how the
+predictions are written. It computes nothing.
 """
 
 from __future__ import annotations
@@ -9,20 +18,33 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
 from numpy.typing import NDArray
-from pydantic import Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import CoreSchema
 from typing_extensions import TypedDict
 
 from bothways.core.errors import ConfigError
-from bothways.serving import requests
 from bothways.serving.batcher import ModelJob
-from bothways.serving.errors import RequestError
+from bothways.serving.errors import Limits, RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.tasks.base import EncodedExample
+from bothways.tasks.base import EncodedExample, did_you_mean
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.predictions import (
@@ -30,12 +52,225 @@ from bothways.tasks.predictions import (
     MultilabelPrediction,
     RankPrediction,
     ScorePrediction,
+    json_schema,
+    prediction_type,
 )
-from bothways.tasks.schemas import json_schema, prediction_type
-from bothways.tasks.sentence_embedding.quantized import quantize
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
+from bothways.tasks.sentence_embedding.vectors import quantize
 
-PREDICTIONS: dict[str, requests.Schema] = {
+Schema = dict[str, Any]
+R = TypeVar("R", bound="Fields")
+
+
+def _whole(value: Any) -> Any:
+    """Return a number as it is; 8.0 is 8, since JSON has only one kind of numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def bounded(value: Any, info: Any) -> Any:
+    """Refuse more items than the limit, before anything is done with them.
+
+    Args:
+        info: pydantic's `ValidationInfo`, a protocol that beartype cannot check.
+    """
+    limits = info.context
+    if isinstance(limits, Limits) and isinstance(value, list):
+        if value and isinstance(value[0], int):  # token ids of one text
+            limits.check("text_characters", "token ids", len(value))
+        else:
+            limits.check("texts", info.field_name or "", len(value))
+    return value
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(item, str) for item in value)
+    ):
+        return value
+    raise ValueError("must be a text or a list of texts")
+
+
+def per_item(read: Callable[[Any], Any]) -> AfterValidator:
+    """Read the value of a field, or each item of a list, by a function that raises ValueError."""
+    return AfterValidator(
+        lambda value: [read(item) for item in value] if isinstance(value, list) else read(value)
+    )
+
+
+def check_input(value: Any) -> Any:
+    """Return an input of a predictor: a pair is a tuple."""
+    if isinstance(value, str | dict):
+        return value
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value):
+        return tuple(value)
+    raise ValueError("must be a text, a list of two texts, or an object with columns")
+
+
+def list_of(items: Schema, **constraints: Any) -> Schema:
+    return {"type": "array", "items": items, **constraints}
+
+
+def either(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+TEXT: Schema = {"type": "string"}
+PAIR = list_of(TEXT, minItems=2, maxItems=2)
+Text = StrictStr
+Flag = Annotated[bool, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
+Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
+ROW = either(TEXT, PAIR, {"type": "object"})
+Input = Annotated[Any, AfterValidator(check_input), WithJsonSchema(ROW)]
+"""A text, a pair as a list, or an object with columns."""
+Items = Annotated[Any, BeforeValidator(bounded)]
+"""A value that may be a list, one item for each input."""
+Texts = Annotated[
+    Items,
+    AfterValidator(_texts),
+    WithJsonSchema(either(TEXT, list_of(TEXT, minItems=1))),
+]
+TextList = Annotated[
+    Texts, AfterValidator(lambda texts: texts if isinstance(texts, list) else [texts])
+]
+"""A text or a list of texts, read as a list."""
+Prompt = Annotated[
+    Text, Field(description="a prompt of the model, put before the text; absent: its default one")
+]
+Meaningless = Annotated[Any, WithJsonSchema({"description": "accepted, and without effect"})]
+"""A field that clients always send, and that means nothing here."""
+
+
+class Fields(BaseModel):
+    """The fields of an object in a request; others are refused."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> Schema:
+        """Build the JSON schema, in which fields that may be absent may be null."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        for name in schema["properties"].keys() - schema.get("required", ()):
+            field = schema["properties"][name]
+            if {"type": "null"} not in field.get("anyOf", ()):
+                schema["properties"][name] = either(field, {"type": "null"})
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        declared = cls.model_fields
+        return {
+            name: value for name, value in data.items() if value is not None or name not in declared
+        }
+
+
+class RequestBody(Fields):
+    """Fields of every request."""
+
+    model: Annotated[Text, Field(description="with a single model any name will do")] | None = None
+
+
+class Truncation(Fields):
+    """Treatment of texts that are longer than the model reads."""
+
+    truncate: Annotated[Flag, Field(description="false: a text that is too long is an error")] = (
+        True
+    )
+    truncation_direction: Annotated[
+        Literal["right", "Right"], Field(description="long texts lose their end")
+    ] = "right"
+
+
+class TruncatedRequest(RequestBody, Truncation):
+    """A request with texts that may be too long."""
+
+
+class Options(Fields):
+    """Options of Hugging Face's hosted API, which clients send: they have no effect here."""
+
+    use_cache: Meaningless = None
+    wait_for_model: Meaningless = None
+    use_gpu: Meaningless = None
+
+
+class HostedRequest(TruncatedRequest):
+    """A request of Hugging Face's clients, which send `truncate` at the root or below."""
+
+    parameters: Truncation = Truncation()
+    options: Options = Options()
+
+    @property
+    def cuts(self) -> bool:
+        """True if texts that are too long are cut."""
+        return self.truncate and self.parameters.truncate
+
+
+def parse(request: type[R], body: Mapping[str, Any], limits: Limits) -> R:
+    """Return the fields of a body.
+
+    Raises:
+        RequestError: a field is unknown, missing, or has another type; too many items.
+    """
+    try:
+        return request.model_validate(body, context=limits)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+    # An unknown name first: it may be the one that is missing under another.
+    fault = min(errors, key=lambda fault: fault["type"] != "extra_forbidden")
+    names = [str(name) for name in fault["loc"]]
+    path, name = ".".join(names) or "the body", names[-1] if names else ""
+    message, value = str(fault["msg"]), fault.get("input")
+    match fault["type"]:
+        case "extra_forbidden":
+            fields: type[Fields] = request  # the declaration of the object at the path
+            for key in names[:-1]:
+                field = fields.model_fields.get(key)
+                inner = None if field is None else field.annotation
+                if not (isinstance(inner, type) and issubclass(inner, Fields)):
+                    break
+                fields = inner
+            field_names = [x for x in fields.model_fields if x != "model"]
+            near = did_you_mean(name, field_names) or "; there are"
+            message = f"{path[:100]} is unknown{near} {', '.join(field_names)}"
+        case "missing":
+            message = f"{path} is missing"
+        case "model_type":
+            message = f"{path} must be an object"
+        case _:
+            message = message.removeprefix("Value error, ").replace("Input should be", "must be")
+            value_text = f", not {value!r:.50}" if isinstance(value, str | int | float) else ""
+            message = f"{path} {message}{value_text if 'must be' in message else ''}"
+    raise RequestError("invalid", message, param=path[:100])
+
+
+class _Schemas(GenerateJsonSchema):
+    """JSON schemas without titles, which repeat the names of fields."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Return False."""
+        return False
+
+
+def build_schema(annotation: Any, definitions: dict[str, Schema]) -> Schema:
+    """Build the JSON schema of a request or an answer from its type.
+
+    Args:
+        annotation: a model of pydantic, a TypedDict, or a type made of these.
+        definitions: receives the schemas of types within it, by their names.
+    """
+    schema: Schema = TypeAdapter(annotation).json_schema(
+        ref_template="#/components/schemas/{model}", schema_generator=_Schemas
+    )
+    definitions.update(schema.pop("$defs", {}))
+    return schema
+
+
+PREDICTIONS: dict[str, Schema] = {
     kind: json_schema(prediction_type(task))
     for kind, task in ALL_TASKS.items()
     if kind not in ("embed", "rerank")
@@ -49,7 +284,6 @@ class Answer:
     """The predictions for a request.
 
     Attributes:
-        model: by which they were made.
         examples, encoded, predictions: one for each input, in order.
     """
 
@@ -79,7 +313,6 @@ class Query:
     """A request that has been read.
 
     Attributes:
-        model: that answers.
         inputs: each a text, a pair of texts or a row, as `Predictor` takes them.
         write: returns what the client receives, to be written as JSON.
         truncate: whether texts may be longer than the model reads, which are then cut.
@@ -120,7 +353,7 @@ class Route:
         example: a request; None as `inputs` is an input of the task.
     """
 
-    request: type[requests.RequestBody] | None
+    request: type[RequestBody] | None
     read: Callable[[Models, Any], Any]
     answer: Any
     summary: str = ""
@@ -128,10 +361,10 @@ class Route:
     example: Mapping[str, Any] = field(default_factory=lambda: {"inputs": None})
 
     def query(self, models: Models, body: Mapping[str, Any]) -> Any:
-        """Read the body of a request; errors as `requests.parse` and `read`."""
+        """Read the body of a request; errors as `parse` and `read`."""
         if self.request is None:
             return self.read(models, body).query(models, body)
-        return self.read(models, requests.parse(self.request, body, models.limits))
+        return self.read(models, parse(self.request, body, models.limits))
 
 
 def prompted(model: ServedModel, texts: Many[str], name: str | None) -> list[PromptedText]:
@@ -159,10 +392,10 @@ def vector_width(model: ServedModel) -> int:
     return task.width(model.task_model.model)
 
 
-class VectorRequest(requests.TruncatedRequest):
+class VectorRequest(TruncatedRequest):
     """Fields of a request for vectors."""
 
-    dimensions: requests.Count | None = None
+    dimensions: Count | None = None
     output_dtype: Annotated[
         Literal["float", "int8", "uint8", "binary", "ubinary"],
         Field(description="as `precision` of sentence-transformers"),
@@ -176,7 +409,7 @@ class VectorRequest(requests.TruncatedRequest):
         ]
         | None
     ) = None
-    prompt_name: requests.Prompt | None = None
+    prompt_name: Prompt | None = None
 
 
 def vector_writer(
@@ -198,10 +431,7 @@ def vector_writer(
     if (dtype in ("int8", "uint8")) != (ranges is not None):
         message = f"output_dtype {dtype} takes no ranges"
         if ranges is None:
-            message = (
-                f"output_dtype {dtype} needs ranges, the lowest and the highest value of each "
-                "component among many vectors; binary and ubinary need none"
-            )
+            message = f"output_dtype {dtype} needs ranges: two lists, of lowest and highest values"
         raise RequestError("invalid", message, param="ranges")
     if ranges is not None and (
         [*map(len, ranges)] != [count, count] or any(map(operator.gt, *ranges))
@@ -229,15 +459,13 @@ def cosines(vector: Float32[np.ndarray, " width"], vectors: Vectors) -> list[flo
     return result
 
 
-class OwnRequest(requests.TruncatedRequest):
+class OwnRequest(TruncatedRequest):
     """Inputs as `bothways predict` reads them: texts, pairs, objects with columns."""
 
     inputs: Annotated[
-        requests.Items,
-        requests.per_item(requests.check_input),
-        WithJsonSchema(
-            requests.either(requests.TEXT, {"type": "object"}, requests.list_of(requests.ROW))
-        ),
+        Items,
+        per_item(check_input),
+        WithJsonSchema(either(TEXT, {"type": "object"}, list_of(ROW))),
     ]
 
 
@@ -256,7 +484,7 @@ def own(kind: str) -> Route:
 
         return query_each(model, request.inputs, write, request.truncate)
 
-    answers = requests.either(PREDICTIONS[kind], requests.list_of(PREDICTIONS[kind]))
+    answers = either(PREDICTIONS[kind], list_of(PREDICTIONS[kind]))
     summary = f"Task {kind}: lines of `bothways predict`"
     return Route(OwnRequest, read, Annotated[Any, WithJsonSchema(answers)], summary, (kind,))
 

@@ -162,7 +162,6 @@ class Task(Generic[E, P]):
         """Open a file, a Hub data set or the standard input ("-") and stream its examples.
 
         Args:
-            source: its name.
             columns: the columns to read, of the same type as `self.columns`. Unnamed columns
                 default to the task's, if the data has them; else they are guessed.
             labelled: whether to read answers.
@@ -182,8 +181,7 @@ class Task(Generic[E, P]):
         Args:
             rows: with the name of each for messages; other things than rows are in `values`, too.
             parse: returns the example in a row.
-            columns: as in `read`.
-            labelled: whether answers are read.
+            columns, labelled: as in `read`.
         """
         return Reading(self, map(parse, rows))
 
@@ -217,9 +215,8 @@ class Task(Generic[E, P]):
             DataError: the answer is none, or answers of the task need a row.
         """
         message = f"answers of the task {self.name!r} are part of the rows"
-        raise DataError(
-            message, where="answers", fix="Give rows with their answers, without answers."
-        )
+        fix = "Give rows with their answers, without answers."
+        raise DataError(message, where="answers", fix=fix)
 
     def wrong_texts(self, texts: tuple[str, ...], where: str, needs: str) -> DataError:
         """Return the error for texts that are not an example."""
@@ -341,11 +338,7 @@ class Task(Generic[E, P]):
         return self
 
     def program_files(self, length: int) -> Mapping[str, Any]:
-        """Return JSON files for other programs that are saved with a model; see `save_model`.
-
-        Args:
-            length: maximum length of a sequence in tokens.
-        """
+        """Return JSON files for other programs that are saved with a model; see `save_model`."""
         return {}
 
     def with_columns(self: T, columns: Any) -> T:
@@ -372,9 +365,7 @@ class TaskModel(TrainingModule, Generic[E, P]):
         loss_name: the name of the loss of its answers.
 
     Args:
-        task: the task.
         model: the encoder with the heads that the task needs.
-        tokenizer: the tokenizer of its ids.
         labels: names of the outputs, in order.
         length: maximum length of a sequence in tokens, special tokens included.
 

@@ -10,10 +10,8 @@ from typing import get_args
 from bothways.core.errors import ConfigError, call
 from bothways.tasks.base import did_you_mean
 from bothways.tasks.choice.task import ChoiceTask
-from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.entailment.task import ZeroShotTask
-from bothways.tasks.likelihood.task import LikelihoodTask, MinimalPairTask
-from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.classification.task import ClassificationTask, ZeroShotTask
+from bothways.tasks.masked_lm.task import LikelihoodTask, MaskFillingTask, MinimalPairTask
 from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask

@@ -139,7 +139,6 @@ def choose_columns(
     Args:
         table: the columns that the task reads.
         names: the columns of the table.
-        where: the table, for messages.
         requested: columns that the user names.
         defaults: columns to read where none are named, if the table has them; else they are
             guessed.
@@ -322,7 +321,6 @@ def guess_column(
 
     Args:
         column: its role and noun are for messages.
-        aliases: common aliases of such a column.
         free: the columns that it may be; None for all.
         unclear: other roles that have to be named as well.
 
@@ -341,9 +339,8 @@ def guess_column(
         fix = "Give a .csv, .tsv, .jsonl or .parquet with both."
     elif not fix:
         message += f"; use {_spelled(dict.fromkeys([column.role, *unclear], 'NAME'))}"
-        fix = (
-            f"Or rename it to {(*column.names, *aliases)[0]!r}." if aliases and not matching else ""
-        )
+        if aliases and not matching:
+            fix = f"Or rename it to {(*column.names, *aliases)[0]!r}."
         fix = columns_advice([column]) if column.several else fix
     raise DataError(message, where=location, fix=fix or None)
 
@@ -352,30 +349,22 @@ def cell_of(row: Row, column: str, location: str) -> Any:
     """Return the value in a column.
 
     Raises:
-        DataError: the row lacks the column, or a text in it is not valid Unicode.
+        DataError: the row lacks the column, or its value has half of a surrogate pair, which JSON
+            can hold, or a huge number.
     """
     if column not in row:
         message = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
         raise DataError(message, where=location, fix="Complete the row or remove it.")
-    value = row[column]
-    if type(value) is str:
-        check_characters(value, column, location)
-        return value
-    value = plain_value(value)
-    for text in value if isinstance(value, list) else [value]:
-        check_characters(text, column, location)
+    value = row[column] if type(row[column]) is str else plain_value(row[column])
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, int) and item.bit_length() > 14_000:  # `str` converts 4,300 digits
+            message = f"column {column!r} holds a number with too many digits"
+            raise DataError(message, where=location, fix="Remove it.")
+        half = surrogate_in(item) if isinstance(item, str) and not item.isascii() else None
+        if half is not None:
+            message = f"column {column!r} holds {half}, not a character"
+            raise DataError(message, where=location, fix="Write both halves or remove it.")
     return value
-
-
-def check_characters(value: Any, column: str, location: str) -> None:
-    """Raise a DataError for half of a surrogate pair, which JSON can hold, or a huge number."""
-    if isinstance(value, int) and value.bit_length() > 14_000:  # `str` converts 4,300 digits
-        message = f"column {column!r} holds a number with too many digits"
-        raise DataError(message, where=location, fix="Remove it.")
-    half = surrogate_in(value) if isinstance(value, str) and not value.isascii() else None
-    if half is not None:
-        message = f"column {column!r} holds {half}, not a character"
-        raise DataError(message, where=location, fix="Write both halves or remove it.")
 
 
 def text_of(row: Row, column: str, location: str) -> str:
@@ -467,7 +456,6 @@ def asked_columns(
     Args:
         table: the columns that the task reads.
         names: the columns of the table, which decide whether "a,b" names two.
-        labelled: whether answers are read.
     """
     roles, result = {column.role: column for column in table}, list[str]()
     for name, value in _changed(columns).items():

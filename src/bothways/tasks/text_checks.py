@@ -84,16 +84,6 @@ def check_examples(
     return findings + check_overlap(train, dev, key or texts, kind)
 
 
-def check_minus_one(labels: Iterable[str]) -> list[Finding]:
-    """Report a class -1 among 0 and 1, which may be a scale, or mark rows without a label."""
-    distinct = {*labels}
-    if "-1" not in distinct or not distinct <= {"-1", "0", "1"}:
-        return []
-    message = "the label -1 is learned as a class, as in a scale from -1 to 1"
-    fix = "If it marks rows without a label, remove them."
-    return [Finding("labels", "warning", message, fix=fix)]
-
-
 def check_case(labels: Many[str]) -> list[Finding]:
     """Report labels that differ in case, invisible characters, or the form of a number only."""
     alike: dict[str, list[str]] = {}
@@ -163,13 +153,12 @@ def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
 
 
 def check_overlap(
-    train: Many[Any], dev: Many[Any], key: Callable[[Any], Hashable], kind: str = "examples"
+    train: Many[Any], dev: Many[Any], key: Callable[[Any], Hashable], kind: str
 ) -> list[Finding]:
     """Report development examples that are in the training data.
 
     Args:
         key: returns what identifies an example: everything but its labels.
-        kind: the noun for examples, in the plural.
     """
     train_keys = {key(example) for example in train}
     shared = [example.where for example in dev if key(example) in train_keys]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Hashable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -29,8 +29,7 @@ from bothways.core.config.values import is_integer, require_at_least
 from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.source import Ids, Sequence
 from bothways.core.terminal import quantity
-from bothways.model.heads import Head, LabelHead, MaskedHead
-from bothways.model.model import Model
+from bothways.model.heads import Head, LabelHead
 from bothways.tasks import base
 from bothways.tasks.base import E, EncodedExample, Output, P
 from bothways.tasks.columns import Column, Columns, TableTask, cell_of, label_of, text_of
@@ -88,9 +87,6 @@ class TextColumns(Columns):
     def labels(self) -> tuple[str, ...]:
         """The columns that are named for labels: one, or one for each label."""
         return tuple(name.strip() for name in (self.label or "").split(",") if name.strip())
-
-
-NOT_NAMED = TextColumns()
 
 
 TEXT = Column(
@@ -341,7 +337,7 @@ class TextTask(TableTask[Any, P]):
     column_table: ClassVar[Many[Column]] = (TEXT, LABEL)
     objects: ClassVar[bool] = False
 
-    columns: TextColumns = NOT_NAMED
+    columns: TextColumns = TextColumns()
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
         if len(texts) > 2:
@@ -397,9 +393,7 @@ class LongTextTask(TextTask[P]):
         trained = self.columns
         count = 1 if trained.text_b is None else 2
         if trained.text is not None and len(texts) in {1, 2} - {count}:
-            message = (
-                f"has {quantity(len(texts), 'text(s)')}, and the model was trained on {count} each"
-            )
+            message = f"has {quantity(len(texts), 'text(s)')}; the model was trained on {count}"
             fix = "Give several texts as a list, and the two texts of one example as a tuple."
             raise DataError(message, where=where, fix=fix)
         return super().from_texts(texts, where=where)
@@ -512,42 +506,8 @@ def targets_of(batch: Batch) -> Shaped[Tensor, " sequences"]:
     return torch.as_tensor(batch.target("label", LabelTargets).labels)
 
 
-ROWS = 1024
-"""Number of positions whose logits over the vocabulary are in memory at once."""
-
-
 def check_single_texts(task: Any, columns: TextColumns, where: str) -> None:
     """Raise a DataError for a second text; the `check_columns` of tasks on single texts."""
     if columns.text_b is not None:
         message = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
         raise DataError(message, where=where, fix=f"Name one: {argument(text='NAME')}.")
-
-
-@dataclass(frozen=True)
-class MaskedTask(TextTask[P]):
-    """A task on single texts for the masked head. Its metric, if any, does not select weights."""
-
-    def read(
-        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
-    ) -> base.Reading[TextExample]:
-        """Open a source and stream its texts; labels are not read."""
-        return super().read(source, columns, labelled=False)
-
-    check_columns = check_single_texts
-
-    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return the masked head."""
-        return (MaskedHead(),)
-
-
-def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
-    """Yield the logits for these tokens, `ROWS` at a time `(part, vocab)`.
-
-    They are the masked head's, or those of the head that predicts the next token.
-    """
-    causal = "causal" in model.heads
-    sources = rows - 1 if causal else model.masked_sources(batch, rows)
-    hidden = model.encoder(batch, only=sources)
-    x = hidden.last if causal else model.before_masked(batch, hidden, sources)
-    for chunk in torch.split(sources, ROWS):
-        yield model.heads["causal" if causal else "masked"](x[chunk], hidden.table).float()

@@ -23,8 +23,7 @@ from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.metrics import TINY, Confusion, Rankings, ndcg, sigmoid
 from bothways.tasks.multilabel.task import LEAST, MultilabelExample, constant_labels
 from bothways.tasks.predictions import AnswerPrediction, RankPrediction, TagPrediction
-from bothways.tasks.question_answering.examples import Question
-from bothways.tasks.question_answering.metrics import grade_answer
+from bothways.tasks.question_answering.examples import Question, grade_answer
 from bothways.tasks.reranking.task import RankExample
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Chunk, chunks

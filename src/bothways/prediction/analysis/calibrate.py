@@ -1,6 +1,6 @@
 """Calibrate a classifier on labelled data that it has not seen: `bothways calibrate`.
 
-The calibration becomes part of the last layer's weights (`tasks.calibration`), so predictions, the
+The calibration becomes part of the last layer's weights (`tasks.metrics`), so predictions, the
 server, exported graphs and other programs that open the folder have it without knowing of it.
 """
 
@@ -25,7 +25,7 @@ from bothways.hub.resolve import resolve, resolve_run
 from bothways.prediction.analysis.base import Calibration
 from bothways.prediction.analysis.evaluation import EvaluationData
 from bothways.prediction.predictor import Predictor, open_task_model
-from bothways.tasks import calibration as formulas
+from bothways.tasks import metrics as formulas
 from bothways.tasks.base import Metrics, TaskModel, examples_fingerprint, required, softmax
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.metrics import TINY, sigmoid

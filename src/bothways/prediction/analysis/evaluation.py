@@ -40,10 +40,10 @@ from bothways.prediction.engine import PredictConfig, PredictionCounts, counting
 from bothways.prediction.predictor import Predictor, named_columns, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks import base
-from bothways.tasks.likelihood.task import MinimalPairTask
+from bothways.tasks.masked_lm.task import MinimalPairTask
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding import task as embedding
-from bothways.tasks.sentence_embedding.metrics import Agreement, Correlation, gold_score
+from bothways.tasks.sentence_embedding.vectors import Agreement, Correlation, gold_score
 from bothways.tasks.text_task import TextColumns, TextExample, example_of
 
 MAX_LOSS = 0.5

@@ -23,7 +23,7 @@ from bothways.prediction.analysis.base import TaskAnalysis, Traits
 from bothways.prediction.engine import PredictionCounts, encoded_windows, predict_encoded
 from bothways.tasks import predictions as kinds
 from bothways.tasks.base import EncodedExample, Metrics, Task, TaskModel
-from bothways.tasks.schemas import prediction_type
+from bothways.tasks.predictions import prediction_type
 
 SHOWN = 12
 """Number of examples of a kind that are shown."""

@@ -38,7 +38,7 @@ from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.search.ranking import BM25, DTYPES, Stored, StoredVectors, search_signs
-from bothways.tasks.sentence_embedding.nearest import Found, Nearest, dot_products, top_k
+from bothways.tasks.sentence_embedding.vectors import Found, Nearest, dot_products, top_k
 
 RECORD = "index.json"
 FUSED = 60

@@ -25,7 +25,7 @@ from jaxtyping import Float32, Int64, Shaped
 from numpy.typing import NDArray
 
 from bothways.core.errors import optional
-from bothways.tasks.sentence_embedding.nearest import BLOCK_ROWS, Found, Nearest, dot_products
+from bothways.tasks.sentence_embedding.vectors import BLOCK_ROWS, Found, Nearest, dot_products
 
 Stored = Literal["fp32", "bf16", "int8", "binary"]
 DTYPES = {"fp32": np.float32, "bf16": np.uint16, "int8": np.int8, "binary": np.int8}

@@ -158,8 +158,7 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
             if value is not None:
                 number = value.removesuffix(".0")
                 if not is_integer(number.removeprefix("-")):
-                    message = f"column {columns.label!r} holds {value!r}, "
-                    message += "which is not the place of an ending"
+                    message = f"column {columns.label!r} holds {value!r}, not an ending's place"
                     raise DataError(message, where=where, fix=_FIX)
                 label = int(number)
         return ChoiceExample(text_of(row, columns.context, where), endings, label, where)

@@ -48,14 +48,15 @@ from bothways.tasks.predictions import AnswerPrediction, AnswerSpan
 from bothways.tasks.question_answering.examples import (
     ANYWHERE,
     TABLE,
+    AnswerScores,
     Question,
     QuestionColumns,
+    grade_answer,
     located,
     question_of,
     read_squad,
     squad_form,
 )
-from bothways.tasks.question_answering.metrics import AnswerScores, grade_answer
 from bothways.tasks.text_checks import check_examples, check_rows, report_rows
 from bothways.tasks.text_task import TextWindow, windows
 from bothways.text.template import assemble
@@ -348,16 +349,14 @@ def _check_places(train: Many[Question]) -> list[Finding]:
                 moved.append(f"{example.where} ({text[:40]!r})")
     findings = []
     if absent:
-        message = f"{len(absent)} of {len(train)} training questions have an answer that is not in "
-        message += "their context"
+        message = f"{len(absent)} of {len(train)} training answers are not in their context"
         if len(absent) == len(train):
             fix = "Fix these answers; there is nothing else to learn."
             findings.append(Finding("labels", "error", f"{message}: {places(absent)}", fix=fix))
         else:
             message = f"{message} and are skipped: {places(absent)}"
             findings.append(Finding("labels", "warning", message))
-    fault = "training answer(s) does|do not begin at the given character; "
-    fault += "the nearest occurrence is used"
+    fault = "training answer(s) does|do not begin at the given character, but nearby"
     return findings + report_rows("labels", moved, fault, severity="note")
 
 

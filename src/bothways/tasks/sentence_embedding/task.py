@@ -26,7 +26,6 @@ import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, Layout, Targets
 from bothways.core.config import reader as configs
@@ -38,7 +37,7 @@ from bothways.hub import sentence_transformers
 from bothways.hub.model_card import Card
 from bothways.hub.static_embedding import StaticEncoder
 from bothways.model.heads import Head
-from bothways.model.model import Hidden, Model
+from bothways.model.model import Model
 from bothways.tasks import base
 from bothways.tasks.columns import number_of
 from bothways.tasks.metrics import RANKING, TINY
@@ -54,7 +53,7 @@ from bothways.tasks.sentence_embedding.examples import (
     loss_for,
     vector_example,
 )
-from bothways.tasks.sentence_embedding.metrics import Agreement, gold_score, retrieval
+from bothways.tasks.sentence_embedding.vectors import Agreement, gold_score, retrieval
 from bothways.tasks.text_task import (
     EncodedTexts,
     LongTextTask,
@@ -130,7 +129,12 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
         if isinstance(encoder, StaticEncoder) and self.reads_mean and skip is None:
             return self.finished(encoder.mean(batch.ids, batch.layout.cu_seqlens[:-1]))
         only = one_token(batch.layout, task.pooling, skip)
-        x = self._tokens(encoder(batch, keep_layers=task.layers != (-1,), only=only))
+        hidden = encoder(batch, keep_layers=task.layers != (-1,), only=only)
+        x = hidden.last
+        if hidden.layers:
+            layers = [hidden.layers[layer].float() for layer in task.layers]
+            concatenated = task.combine == "concat"
+            x = torch.cat(layers, dim=-1) if concatenated else torch.stack(layers).mean(0)
         return self.finished(pool(x, batch.layout, task.pooling, skip))
 
     @property
@@ -147,18 +151,6 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
             norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
             vectors = vectors / norms.clamp_min(1e-12)
         return vectors
-
-    def _tokens(self, hidden: Hidden) -> Tensor:
-        if not hidden.layers:
-            return hidden.last
-        layers = [hidden.layers[layer].float() for layer in self.task.layers]
-        match self.task.combine:
-            case "concat":
-                return torch.cat(layers, dim=-1)
-            case "mean":
-                return torch.stack(layers).mean(0)
-            case _:
-                assert_never(self.task.combine)
 
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
@@ -262,7 +254,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return self.metric if scored or not isinstance(first, VectorExample) else "ndcg@10"
 
     def usual_columns(self, labelled: bool) -> TextColumns:
-        """Return the columns to read where none are asked for."""
         return STS if labelled and self.columns == EmbedColumns() else self.columns
 
     def read(
@@ -275,7 +266,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return super().read(source, columns, labelled=labelled)
 
     def parse(self, row: base.Row, columns: TextColumns, where: str) -> TextExample:
-        """Return the example in these columns of a row; errors as `example`."""
         if isinstance(columns, EmbedColumns) and (columns.text_b or columns.label):
             return vector_example(row, columns, where)
         parsed: TextExample = super().parse(row, columns, where)
@@ -287,7 +277,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return example
 
     def texts(self, example: TextExample) -> tuple[str, ...]:
-        """Return the texts of an example, the anchor first."""
         return example.all_texts if isinstance(example, VectorExample) else super().texts(example)
 
     def stratum(self, example: TextExample) -> Hashable:
@@ -305,7 +294,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return dataclasses.replace(self, loss=loss_for(examples or vector_examples(train)))
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-        """Return the problems of the examples; `dev` may be empty."""
         return check_vector_examples(
             self.loss or losses.InBatchSoftmax(), vector_examples(train), vector_examples(dev)
         )
@@ -401,8 +389,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def grade(self, example: TextExample, prediction: VectorPrediction, labels: Many[str]) -> float:
         """Raise a ConfigError: correlation is not defined for one pair."""
-        message = "sentence vectors have no grade for each example, "
-        message += "only a correlation with all scores"
+        message = "sentence vectors have no grade for each example, only a correlation"
         fix = f"Score each model: {call('evaluate', 'MODEL', task='embed')}"
         raise ConfigError(message, where="task", fix=fix)
 

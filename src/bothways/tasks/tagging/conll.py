@@ -117,7 +117,6 @@ def find_layout(
     Args:
         location: the file, for messages.
         text, label: the columns of words and tags that are asked for: a number or a name.
-        labelled: whether tags are read.
 
     Raises:
         DataError: a column that is asked for is a name, and the file has no such name.
@@ -155,11 +154,19 @@ def find_layout(
         tag = _index(label, "label", names, location)
         if tag is None:
             fixed = usual_width is not None
+            # In the order of the table above.
+            tags = [at for at in entities if at > (first if word is None else word)]
             if word is None and width == 2 and [*entities] == [0] and entities[0]:
                 word, tag = 1, 0  # tags before their words
+            elif attributes and width - 1 not in tags:
+                tag = next(iter(attributes.values()))
+            elif tags:
+                tag = next((at for at in tags if entities[at] - _CHUNKS), tags[-1])
+            elif brackets and "ner" not in names:
+                tag = brackets[0]
             else:
-                start = first if word is None else word
-                tag = _guess_tag(start, width, names, entities, brackets, [*attributes.values()])
+                speech = [names.index(name) for name in ("ner", "upos", "pos") if name in names]
+                tag = speech[0] if speech else width - 1
         key = next((name for name, at in attributes.items() if at == tag), None)
     layout = ColumnLayout(
         word=first if word is None else word, tag=tag, width=usual_width, fixed=fixed,
@@ -171,26 +178,6 @@ def find_layout(
     unused = tuple(layout.named(at) for at in range(width) if labelled and at not in used)
     note = _note(layout, width, [*entities, *brackets], text is None, label is None)
     return replace(layout, note=note, unused=unused)
-
-
-def _guess_tag(
-    word: int,
-    width: int,
-    names: Many[str],
-    entities: Mapping[int, set[str]],
-    brackets: list[int],
-    attributes: list[int],
-) -> int:
-    """Return the column of tags, in the order of the table above."""
-    tags = [at for at in entities if at > word]
-    if attributes and (width - 1) not in tags:
-        return attributes[0]
-    if tags:
-        return next((at for at in tags if entities[at] - _CHUNKS), tags[-1])
-    if brackets and "ner" not in names:
-        return brackets[0]
-    speech = [names.index(name) for name in ("ner", "upos", "pos") if name in names]
-    return speech[0] if speech else width - 1
 
 
 def _index(column: str | None, role: str, names: Many[str], location: str) -> int | None:
@@ -357,11 +344,7 @@ _Row = tuple[int, str, str | None]
 def read_columns(
     lines: Iterable[tuple[int, str]], where: str, layout: ColumnLayout
 ) -> Iterator[ColumnSentence]:
-    """Yield the sentences of numbered lines.
-
-    Args:
-        where: the file, for messages.
-        layout: the meaning of the columns.
+    """Yield the sentences of numbered lines of a file.
 
     Raises:
         DataError: a line without a field of the layout, or whose tag is its word; lines of
@@ -399,11 +382,7 @@ def read_columns(
 
 
 def _is_comment(line: str, fields: list[str], layout: ColumnLayout, *, begun: bool) -> bool:
-    """Return True if a line is a comment, not a word.
-
-    Args:
-        begun: a word of the sentence precedes it.
-    """
+    """Return True if a line is a comment, not a word; `begun` if a word precedes it."""
     counts = 0 in (layout.counter, layout.sentence)
     if begun or counts or not line.startswith("#"):
         return counts and line.startswith("#")
@@ -436,8 +415,8 @@ def _chosen(fields: list[str], layout: ColumnLayout, location: str) -> tuple[str
         message = f"{description}; the word is to be column {word}"
         if tag is not None:
             message += f" and its tag {'the last one' if layout.fixed else f'column {tag}'}"
-        fix = "Each line is a word and its tag, separated by a tab or blanks; other columns by "
-        fix += f"number, from 0: {argument(text='1', label='3')}."
+        columns = argument(text="1", label="3")
+        fix = f"Each line is a word and its tag. Name other columns by number, from 0: {columns}."
         raise DataError(message, where=location, fix=fix)
     return fields[word], None if tag is None else fields[tag]
 

@@ -1,9 +1,18 @@
 """Sentences with a tag for each word: from columns, from tables, or from running text.
 
-Files are read as columns (`conll`), except tables: .jsonl, .parquet and Hub data sets hold a list
-of words and a list of tags in each row. For prediction, .txt files hold a text a line, unless they
-are columns, and tables may hold texts, which `word_splitter` splits. A .tsv is then a table if its
-first line names a column of texts.
+Files are read as columns (`conll`), except tables: .jsonl, .parquet and Hub data sets. For
+prediction, .txt files hold a text a line, unless they are columns, and tables may hold texts, which
+`running_text` splits. A .tsv is then a table if its first line names a column of texts.
+
+A row of a table is a sentence with a list of words and one of tags, or a text with a list of
+character spans (`running_text`). Some rows are brought into this form first:
+
+- [text, {"entities": …}], as for spaCy;
+- {"data": {"text": …}, "annotations": […]}, as Label Studio exports it;
+- a word and its tag in each row, with the number of the sentence in a column of its own, which may
+  be empty after the first row of a sentence.
+
+Rows that their annotator skipped, rejected or did not reach are dropped from labelled data.
 """
 
 from __future__ import annotations
@@ -11,7 +20,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +30,248 @@ from bothways.core.errors import DataError, argument
 from bothways.core.files import local_path
 from bothways.core.terminal import quantity
 from bothways.data import text_io
-from bothways.data.tables import HUB, TableRow, open_lines, open_table
+from bothways.data.tables import HUB, RowError, TableRow, open_lines, open_table
+from bothways.tasks import columns as tables
 from bothways.tasks.base import Reading, Row
-from bothways.tasks.columns import asked_columns, cell_of, unused_columns
-from bothways.tasks.tagging import conll, table_rows
-from bothways.tasks.tagging.spans import FORM, read_spans, tags_from_spans
-from bothways.tasks.tagging.word_splitter import Splitter, split_words
+from bothways.tasks.tagging import conll
+from bothways.tasks.tagging.running_text import (
+    FORM,
+    Splitter,
+    read_spans,
+    split_words,
+    tags_from_spans,
+)
+
+WORDS = ("words", "tokens")
+TAGS = ("tags", "ner_tags", "labels", "ner")
+TEXTS = ("text", "sentence", "content")
+SPANS = ("entities", "spans", "label", "labels")
+WORD, TAG = ("word", "token", "form"), ("tag", "ner_tag", "label", "entity")
+"""Common aliases of columns with one word and one tag."""
+
+_SENTENCE = re.compile(r"sent(ence)?s?[ _.-]*(#|id|idx|index|number|num|no|nr)?", re.IGNORECASE)
+"""Common aliases of a column that numbers sentences."""
+_NOBODY = object()
+"""The entities of a text that nobody annotated."""
+_TEXT, _LABEL = tables.Column("text", "words"), tables.Column("label", "tags")
+
+
+@dataclass(frozen=True)
+class TagColumns(tables.Columns):
+    """Names of columns in tables; in columns of words, numbers from 0, or names of the format.
+
+    None: guess; in columns of words by their content, see `conll`.
+
+    Attributes:
+        text: the words, or a text.
+        label: the tags, or the character spans of entities in the text.
+        document: in tables, a value that is equal in all sentences of a document.
+        sentence: in tables with a word in each row, a value that is equal in all words of a
+            sentence, or absent after its first word.
+    """
+
+    text: str | None = None
+    label: str | None = None
+    document: str | None = None
+    sentence: str | None = None
+
+
+def choose_tag_columns(
+    row: Row, where: str, requested: TagColumns, defaults: TagColumns, labelled: bool | None
+) -> TagColumns:
+    """Return the columns to read from a table; see `columns.choose_columns`.
+
+    Args:
+        row: the first row: its values decide between words and texts.
+    """
+    names = tuple(row)
+    label = requested.label if labelled is not False else None
+    columns = (requested.text, label, requested.document, requested.sentence)
+    tables.require_columns(columns, names, where, tables.columns_advice([_TEXT, _LABEL]))
+    text = next((name for name in (requested.text, defaults.text) if name in names), None)
+    if text is None:
+        words = [  # lists of objects, such as the tokens of Prodigy, are no words
+            name
+            for name in tables.usual_columns((*WORDS, *WORD), names)
+            if not isinstance(value := row[name], list | tuple)
+            or not any(isinstance(item, Mapping) for item in value)
+        ]
+        # Words win over the text that they come from, unless there are no tags for them.
+        if (
+            labelled is not False
+            and tables.usual_columns(TEXTS, names)
+            and not tables.usual_columns(TAGS, names)
+        ):
+            words = []
+        text = tables.guess_column(_TEXT, words[:1] or TEXTS, names, where)
+    remaining, spans = [name for name in names if name != text], list[str]()
+    if isinstance(row.get(text), str):
+        spans = [
+            name
+            for name in tables.usual_columns(SPANS, remaining)
+            if isinstance(row[name], list | tuple)
+        ]
+    tag_names = (
+        spans or tables.usual_columns(TAGS, remaining) or tables.usual_columns(TAG, remaining)
+    )
+    if labelled is None:
+        labelled = defaults.label in names or bool(tag_names)
+    if labelled:
+        label = next((name for name in (requested.label, defaults.label) if name in names), None)
+        label = label or tables.guess_column(_LABEL, tag_names or TAGS, names, where)
+    document, sentence = (
+        getattr(requested, role) or (usual if (usual := getattr(defaults, role)) in names else None)
+        for role in ("document", "sentence")
+    )
+    return TagColumns(text, label, document, sentence)
+
+
+def arrange_rows(
+    rows: Iterable[TableRow], requested: TagColumns, defaults: TagColumns, *, labelled: bool
+) -> tuple[Iterator[TableRow], list[str], str | None]:
+    """Return an iterator over rows with one example each.
+
+    Also notes for the user, complete after the last row, and the column that numbers the sentences,
+    if several rows were joined.
+
+    Args:
+        rows: of a file, or in memory, where other things than rows pass unchanged.
+
+    Raises:
+        DataError: a column that is asked for is missing; while reading, a row of a known form with
+            a value that the form does not have.
+    """
+    notes = list[str]()
+    rows = map(_plain_row, rows)
+    if labelled:
+        rows = _without_skipped(rows, notes)
+    head_row = next(rows, None)
+    if head_row is None:
+        return iter(()), notes, None
+    all_rows = itertools.chain([head_row], rows)  # unlike a generator, goes on after an error
+    columns = _word_columns(head_row, requested, defaults, labelled=labelled)
+    if columns is None:
+        return all_rows, notes, None
+    return _joined_rows(all_rows, columns), notes, columns.sentence
+
+
+def _plain_row(row: TableRow) -> TableRow:
+    match row.values:
+        case [str(text), Mapping() as rest]:
+            return TableRow({"text": text, **rest}, row.where)
+        case {"data": Mapping() as data, "annotations": list() as done}:
+            texts = [name for name, value in data.items() if isinstance(value, str)]
+            name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
+            if name is None:
+                message = f"has {len(texts)} texts in its data ({', '.join(texts) or 'none'})"
+                raise DataError(message, where=row.where, fix='Call the text "text".')
+            complete = [a for a in done if isinstance(a, Mapping) and not a.get("was_cancelled")]
+            try:
+                results = [
+                    [x["value"] for x in a.get("result") or () if "labels" in x.get("value", {})]
+                    for a in complete
+                ]
+            except (AttributeError, TypeError) as error:
+                message = 'has an annotation whose "result" is not a list of objects'
+                fix = "Export the texts again, as JSON."
+                raise DataError(message, where=row.where, fix=fix) from error
+            if any(result != results[0] for result in results):
+                message = f"has {len(results)} annotations that differ"
+                fix = "Export one annotation of each text."
+                raise DataError(message, where=row.where, fix=fix)
+            entities = results[0] if results else _NOBODY
+            return TableRow({**data, "text": data[name], "entities": entities}, row.where)
+        case _:
+            return row
+
+
+def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[TableRow]:
+    """Yield the rows that are annotated and accepted; a note counts the others."""
+    skipped = Counter[str]()
+    for row in rows:
+        reason = None  # to skip the row, as tools of annotation mark it
+        if isinstance(row.values, Mapping):
+            if row.values.get("answer") in ("reject", "ignore") and "text" in row.values:
+                reason = f'their "answer" is {row.values["answer"]}'
+            elif row.values.get("entities") is _NOBODY:
+                reason = "nobody annotated them"
+        if reason is None:
+            yield row
+            continue
+        skipped[reason] += 1
+        notes[:] = [
+            f"{quantity(count, 'row(s)')} left out: {reason}" for reason, count in skipped.items()
+        ]
+
+
+def _word_columns(
+    head_row: TableRow, requested: TagColumns, defaults: TagColumns, *, labelled: bool
+) -> TagColumns | None:
+    """Return the columns of a table with a word in each row; None for another table."""
+    row = head_row.values
+    if not isinstance(row, Mapping):
+        return None
+    names = [*row]
+
+    def choose(primary: str | None, other: str | None, known: Many[str]) -> str | None:
+        """Return the column that is asked for, or usual, or has a known name."""
+        exact = [name for name in (primary, other) if name in names]
+        return next(iter((*exact, *tables.usual_columns(known, names))), None)
+
+    numbers = [name for name in names if _SENTENCE.fullmatch(name.strip())]
+    sentence = choose(requested.sentence, defaults.sentence, numbers)
+    word = choose(requested.text, defaults.text, (*WORDS, *WORD))
+    tag = choose(requested.label, defaults.label, (*TAGS, *TAG)) if labelled else None
+    if sentence is None or word is None or word == sentence or not isinstance(row[word], str):
+        return None
+    if labelled and (tag is None or not isinstance(row[tag], str | int)):
+        return None
+    explicit = sentence in (requested.sentence, defaults.sentence)
+    if not labelled and not explicit and word.lower() not in (*WORDS, *WORD):
+        return None
+    return TagColumns(word, tag, sentence=sentence)
+
+
+def _joined_rows(rows: Iterator[TableRow], columns: TagColumns) -> Iterator[TableRow]:
+    """Yield a row for each sentence, with the lists of its words and tags."""
+    group, current = list[TableRow](), None
+    try:
+        for row in rows:
+            value = row.values.get(columns.sentence or "")
+            # The number may stand in the first row of a sentence only: 1, empty, empty, 2 …
+            begins = not tables.is_absent(value) and value != ""
+            if group and begins and value != current:
+                yield _joined(group, columns)
+                group = []
+            current = value if begins else current
+            group.append(row)
+    except RowError as error:  # a sentence without one of its words
+        raise DataError(error.what, where=error.where, fix=error.fix) from error
+    if group:
+        yield _joined(group, columns)
+
+
+def _joined(group: list[TableRow], columns: TagColumns) -> TableRow:
+    assert columns.text is not None
+    words = list[str]()
+    for row in group:
+        value = tables.cell_of(row.values, columns.text, row.where)
+        if not isinstance(value, str | int):
+            message = f"column {columns.text!r} holds {type(value).__name__}, not a word"
+            fix = "Write the word. pandas reads NA as missing: read_csv(…, keep_default_na=False)."
+            raise DataError(message, where=row.where, fix=fix)
+        words.append(str(value))
+    lists = {columns.text: words}
+    if columns.label is not None:
+        lists[columns.label] = [
+            tables.label_of(
+                tables.cell_of(row.values, columns.label, row.where), columns.label, row.where
+            )
+            or ""
+            for row in group
+        ]
+    return TableRow({**group[0].values, **lists}, group[0].where)
+
 
 TABLES = (".jsonl", ".json", ".parquet", ".csv")
 """Suffixes of tables. All others are columns; .tsv too, unless it is predicted and holds texts."""
@@ -43,7 +290,6 @@ class TagExample:
     """A sentence.
 
     Attributes:
-        words: of the sentence.
         tags: one a word, in the scheme of the data.
         where: file and line.
         text: the text whose slices the words are; None for the words joined by blanks.
@@ -83,16 +329,13 @@ Numbered = Iterator[tuple[Any, TagExample]]
 """Examples, each with the key of its document; the key is None where there are no documents."""
 
 
-def open_tagged(
-    task: Any, source: str, requested: table_rows.TagColumns, *, labelled: bool
-) -> Reading[Any]:
+def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool) -> Reading[Any]:
     """Open a file, a Hub data set or the standard input ("-").
 
     Args:
         task: the tagging task, whose columns are read where none are asked for, if the data has
             them.
         requested: columns that the user asks for.
-        labelled: whether tags are read.
 
     Returns:
         A reading whose examples are `Numbered`.
@@ -110,13 +353,13 @@ def open_tagged(
             head = [line for _, line in itertools.islice(first_lines, _HEAD)]
     # A .tsv is a table if its first line names a column of texts.
     texts = suffix == ".tsv" and any(
-        name in table_rows.TEXTS for line in head[:1] for name in line.split("\t")
+        name in TEXTS for line in head[:1] for name in line.split("\t")
     )
     lines = stream or (suffix == ".txt" and not conll.are_columns(head))
     lines = lines and not labelled and text is None
     if lines:
         table, columns, notes = open_table(source), task.columns, list[str]()
-        fields = table_rows.TagColumns("text")
+        fields = TagColumns("text")
     elif (
         source.startswith(HUB)
         or suffix in TABLES
@@ -124,16 +367,15 @@ def open_tagged(
         or (head and suffix == ".tsv" and (names or (text is None and texts)))
     ):
         table = open_table(source, [] if text is None else [text])
-        arranged = table_rows.arrange_rows(table.rows, requested, task.columns, labelled=labelled)
-        first, notes = next(arranged.rows, None), arranged.notes
+        arranged = arrange_rows(table.rows, requested, task.columns, labelled=labelled)
+        rows, notes, sentence = arranged
+        first = next(rows, None)
         if first is None:
             raise DataError("holds no annotated row", where=table.where, fix="Annotate its texts.")
         values = {**dict.fromkeys(table.names), **first.values}
-        columns = table_rows.choose_tag_columns(
-            values, table.where, requested, task.columns, labelled
-        )
-        fields = columns = replace(columns, sentence=arranged.sentence)
-        table = replace(table, rows=itertools.chain([first], arranged.rows))
+        columns = choose_tag_columns(values, table.where, requested, task.columns, labelled)
+        fields = columns = replace(columns, sentence=sentence)
+        table = replace(table, rows=itertools.chain([first], rows))
     else:
         return _open_columns(task, source, requested, labelled=labelled)
 
@@ -148,14 +390,12 @@ def open_tagged(
             name = fields.document
             yield document if lines else None if name is None else row.values.get(name), example
 
-    unused = unused_columns(table.names, asked_columns(fields))
+    unused = tables.unused_columns(table.names, tables.asked_columns(fields))
     opened = task.with_columns(columns)
     return Reading(opened, numbered(), table.share, table, parse, notes, unused)
 
 
-def _open_columns(
-    task: Any, source: str, requested: table_rows.TagColumns, *, labelled: bool
-) -> Reading[Any]:
+def _open_columns(task: Any, source: str, requested: TagColumns, *, labelled: bool) -> Reading[Any]:
     """Open columns of words, and find those that are asked for, or usual if the file has them."""
     fix = "Check the name; readable are columns of words and tags, .jsonl, .parquet."
     location, lines, share, _ = open_lines(source, fix)
@@ -169,7 +409,7 @@ def _open_columns(
         name if name is not None and (name.isdecimal() or name in layout.known) else None
         for name in (task.columns.text, task.columns.label if labelled else None)
     )
-    columns = table_rows.TagColumns(*(a or b for a, b in zip((text, label), usual, strict=True)))
+    columns = TagColumns(*(a or b for a, b in zip((text, label), usual, strict=True)))
     if (columns.text, columns.label) != (text, label):
         layout = find(columns.text, columns.label)
     sentences = conll.read_columns(itertools.chain(head, lines), location, layout)
@@ -217,25 +457,19 @@ def with_context(examples: Numbered) -> Iterator[TagExample]:
 
 def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
     """Return the first sentences, until they have `NEIGHBOURS` words."""
-    result, count = [], 0
-    for words in sentences:
-        if count >= NEIGHBOURS:
-            break
-        result.append(words)
-        count += len(words)
-    return tuple(result)
+    listed = [*sentences]
+    counts = itertools.accumulate(map(len, listed), initial=0)
+    return tuple(words for words, count in zip(listed, counts, strict=False) if count < NEIGHBOURS)
 
 
-def tag_example(
-    row: Row, columns: table_rows.TagColumns, where: str, splitter: Splitter
-) -> TagExample:
+def tag_example(row: Row, columns: TagColumns, where: str, splitter: Splitter) -> TagExample:
     """Return the example in a row.
 
     Raises:
         DataError: a column is missing, or its value is not a list of words or of tags.
     """
     assert columns.text is not None
-    words, label = cell_of(row, columns.text, where), columns.label
+    words, label = tables.cell_of(row, columns.text, where), columns.label
     tags: Sentence | None = None
     answers = None if label is None else row.get(label)
     items = answers if isinstance(answers, list | tuple) else [answers]
@@ -244,7 +478,7 @@ def tag_example(
         spans = split_words(words, splitter)
         slices, starts = tuple(words[a:b] for a, b in spans), tuple(a for a, _ in spans)
         if label is not None:
-            entities = read_spans(cell_of(row, label, where), label, where)
+            entities = read_spans(tables.cell_of(row, label, where), label, where)
             tags = tags_from_spans(words, spans, entities, where)
         return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -257,7 +491,7 @@ def tag_example(
             )
         raise DataError(message, where=where, fix=fix)
     if label is not None:
-        values = cell_of(row, label, where)
+        values = tables.cell_of(row, label, where)
         if not isinstance(values, list) or not all(isinstance(tag, str | int) for tag in values):
             message = f"column {label!r} holds {_kind(values)}, not a list of tags"
             raise DataError(message, where=where, fix="Give each word a tag, such as O.")

@@ -199,13 +199,6 @@ def types_of(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({part.type for part in tag_parts if part.type}))
 
 
-def strict_chunks(tags: Many[str], scheme: Spelling) -> list[Chunk]:
-    """Return the entities of a sequence that are spelled by the rules of the scheme."""
-    # O I-PER I-PER is an entity for conlleval, and none by the strict rule of IOB2
-    broken = set(flaws(tags, scheme))
-    return [chunk for chunk in chunks(tags) if broken.isdisjoint(range(chunk.begin, chunk.end))]
-
-
 @dataclass
 class EntityCounts:
     """The number of true, predicted and rightly predicted entities by type."""
@@ -239,12 +232,7 @@ class EntityCounts:
 
 
 class TagCounts:
-    """The counts from which the scores of a data set follow, in constant memory.
-
-    Args:
-        labels: the tags.
-        entities: whether they spell entities.
-    """
+    """The counts from which the scores of a data set follow, in constant memory."""
 
     def __init__(self, labels: Many[str], entities: bool) -> None:
         self._entities, self._scheme = entities, scheme_of(labels)
@@ -264,8 +252,14 @@ class TagCounts:
         self._confusion.pairs.update(zip(rows, columns, strict=True))
         self._loss += loss
         if self._entities:
-            self._loose.add(chunks(truth), chunks(predicted))
-            strict = (strict_chunks(tags, self._scheme) for tags in (truth, predicted))
+            entities = [chunks(tags) for tags in (truth, predicted)]
+            self._loose.add(*entities)
+            # O I-PER I-PER is an entity for conlleval, and none by the strict rule of IOB2
+            broken = [set(flaws(tags, self._scheme)) for tags in (truth, predicted)]
+            strict = (
+                [chunk for chunk in some if faulty.isdisjoint(range(chunk.begin, chunk.end))]
+                for some, faulty in zip(entities, broken, strict=True)
+            )
             self._strict.add(*strict)
 
     def scores(self) -> dict[str, float]:

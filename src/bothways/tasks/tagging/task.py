@@ -8,12 +8,17 @@ labels, which differs only for models from elsewhere (`schemes`). A sentence tha
 model's input is read in windows; every word has one tag and one loss, from the window in which it
 has the most context. A word without a token, such as a lone control character, is read as [UNK], so
 that it has a tag too. There is no CRF: as in the paper, each tag is predicted by itself.
+
+Columns of words and tags have no header, so any table of two columns can be read as such: one of
+texts with labels would be learned as one long sentence. Three signs reveal this to the checks:
+blanks in the words, a first line of names, and tags that hardly recur.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
@@ -27,30 +32,29 @@ from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, TokenTargets
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import Finding
+from bothways.core.errors import Finding, argument, places
 from bothways.core.source import Ids, Sequence
 from bothways.core.training_module import Loss
 from bothways.data.tables import TableRow
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
-from bothways.tasks import base
+from bothways.tasks import base, text_checks
 from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import Entity, TagPrediction
-from bothways.tasks.tagging import table_rows
-from bothways.tasks.tagging.checks import check_tagged
-from bothways.tasks.tagging.examples import TagExample, open_tagged, tag_example, with_context
-from bothways.tasks.tagging.schemes import (
-    OUTSIDE,
-    EntityCounts,
-    Scheme,
-    TagCounts,
-    as_labels,
-    chunks,
-    spells_entities,
-    types_of,
+from bothways.tasks.tagging import schemes
+from bothways.tasks.tagging.examples import (
+    TAGS,
+    WORDS,
+    TagColumns,
+    TagExample,
+    arrange_rows,
+    choose_tag_columns,
+    open_tagged,
+    tag_example,
+    with_context,
 )
-from bothways.tasks.tagging.word_splitter import Splitter, choose_splitter
-from bothways.tasks.text_task import owners, windows
+from bothways.tasks.tagging.running_text import Splitter, choose_splitter
+from bothways.tasks.text_task import LABELS, PAIRS, TEXTS, owners, windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -95,7 +99,7 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
         entities, text, spans = None, example.whole, example.spans
         if self.task.spells(self.labels):
             scores, listed = probabilities.max(1), list[Entity]()
-            for kind, begin, end in chunks(tags):
+            for kind, begin, end in schemes.chunks(tags):
                 first, last = spans[begin][0], spans[end - 1][1]
                 score = float(scores[begin:end].mean())
                 listed.append(Entity(kind, text[first:last], first, last, score))
@@ -114,15 +118,15 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         context: what the model reads with a sentence: nothing, or its neighbours in the document,
             as far as there is room.
         stride: tokens from one window to the next; None for half a window.
-        splitter: how raw text is split into words, see `word_splitter`.
+        splitter: how raw text is split into words, see `running_text`.
     """
 
     aliases = "entities named-entity-recognition ner pos tagging token-classification"
     model_class = Tagger
     metric = "f1"
 
-    columns: table_rows.TagColumns = table_rows.TagColumns()
-    scheme: Scheme = "auto"
+    columns: TagColumns = TagColumns()
+    scheme: schemes.Scheme = "auto"
     context: Literal["sentence", "document"] = "sentence"
     stride: int | None = None
     splitter: Splitter = "auto"
@@ -132,9 +136,9 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         require_at_least(1, "task", stride=self.stride)
 
     def read(
-        self, source: str, columns: table_rows.TagColumns | None = None, *, labelled: bool = True
+        self, source: str, columns: TagColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[TagExample]:
-        requested = columns or table_rows.TagColumns()
+        requested = columns or TagColumns()
         opened = open_tagged(self, source, requested, labelled=labelled)
         if self.context == "document":
             return replace(opened, examples=with_context(opened.examples), table=None, parse=None)
@@ -146,26 +150,26 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         self,
         rows: Iterable[TableRow],
         parse: Callable[[TableRow], TagExample],
-        columns: table_rows.TagColumns | None = None,
+        columns: TagColumns | None = None,
         *,
         labelled: bool = True,
     ) -> base.Reading[TagExample]:
-        requested = columns or table_rows.TagColumns()
-        arranged = table_rows.arrange_rows(rows, requested, self.columns, labelled=labelled)
-        return base.Reading(self, map(parse, arranged.rows), notes=arranged.notes)
+        requested = columns or TagColumns()
+        arranged, notes, _ = arrange_rows(rows, requested, self.columns, labelled=labelled)
+        return base.Reading(self, map(parse, arranged), notes=notes)
 
     def example(
-        self, row: base.Row, columns: table_rows.TagColumns | None = None,
+        self, row: base.Row, columns: TagColumns | None = None,
         labelled: bool | None = None, *, where: str = "an example",
     ) -> TagExample:  # fmt: skip
-        requested = columns or table_rows.TagColumns()
-        columns = table_rows.choose_tag_columns(row, where, requested, self.columns, labelled)
+        requested = columns or TagColumns()
+        columns = choose_tag_columns(row, where, requested, self.columns, labelled)
         return tag_example(row, columns, where, self.splitter)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
         if len(texts) > 1:
             raise self.wrong_texts(texts, where, "one text")
-        return tag_example({"text": texts[0]}, table_rows.TagColumns("text"), where, self.splitter)
+        return tag_example({"text": texts[0]}, TagColumns("text"), where, self.splitter)
 
     def adapted(self, train: Many[TagExample]) -> TaggingTask:
         if self.splitter != "auto":
@@ -178,11 +182,14 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         tags = {tag for example in examples for tag in example.tags or ()}
         if not self.spells(tags):
             return tuple(sorted(tags))
-        return (OUTSIDE, *(f"{prefix}-{kind}" for kind in types_of(tags) for prefix in "BI"))
+        return (
+            schemes.OUTSIDE,
+            *(f"{prefix}-{kind}" for kind in schemes.types_of(tags) for prefix in "BI"),
+        )
 
     def spells(self, labels: Iterable[str]) -> bool:
         """Return True if these tags spell entities."""
-        return self.scheme != "plain" and spells_entities(labels)
+        return self.scheme != "plain" and schemes.spells_entities(labels)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         return (TagHead(max(1, len(labels)), dropout),)
@@ -191,7 +198,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         """Return the metrics of tags, and of entities where tags mark them."""
         names = ["f1"]
         if self.spells(labels):
-            suffixes = ["", "_strict", *(f"/{kind}" for kind in types_of(labels))]
+            suffixes = ["", "_strict", *(f"/{kind}" for kind in schemes.types_of(labels))]
             rates = ("f1", "precision", "recall")
             names = [f"{rate}{suffix}" for suffix in suffixes for rate in rates]
         return {**dict.fromkeys([*names, "accuracy"], "highest"), "loss": "lowest"}
@@ -226,7 +233,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
             DataError: it has no tags, or one that is not among `labels`.
         """
         originals = base.required(example.tags, example.where, "tags")
-        tags = as_labels(originals, labels) if self.spells(labels) else originals
+        tags = schemes.as_labels(originals, labels) if self.spells(labels) else originals
         for number, (original, tag) in enumerate(zip(originals, tags, strict=True), 1):
             if tag not in labels:
                 spelled = "" if original == tag else f" (in the model's scheme {tag!r})"
@@ -250,46 +257,60 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         # differently. Every word has at least one token.
         pairs = zip(distinct, tokenizer.encode([f" {word}" for word in distinct]), strict=True)
         pieces = {word: ids if len(ids) else unknown for word, ids in pairs}
-        rows = {words: _Row.of([pieces[word] for word in words]) for words in sentences}
+        rows = dict[tuple[str, ...], tuple[Ids, NDArray[np.int64]]]()  # tokens, starts of words
+        for words in sentences:
+            tokens = [pieces[word] for word in words]
+            lengths = np.array(list(map(len, tokens)), dtype=np.int64)
+            rows[words] = np.concatenate([_NO_IDS, *tokens]), np.cumsum(lengths) - lengths
         room, results = length - tokenizer.template.single, []
         for example in examples:
             targets = np.full(len(example.words), IGNORED, dtype=np.int64)
             if example.tags is not None:
                 targets[:] = [index[tag] for tag in self.gold_tags(example, labels)]
-            row = rows[example.words]
-            preceding, following = (
-                [rows[words].ids for words in some] for some in (example.before, example.after)
+            ids, starts = rows[example.words]
+            left, right = (
+                np.concatenate([_NO_IDS, *(rows[words][0] for words in some)])
+                for some in (example.before, example.after)
             )
-            surrounded = row.surrounded(preceding, following, room)
-            sequences, missed = self._windows(surrounded, targets, tokenizer, room)
-            results.append(base.EncodedExample(sequences, len(row.ids), missed))
+            # Half of the room on each side; what one side does not need is for the other
+            spare = max(0, room - len(ids))
+            right_count = min(len(right), max(spare // 2, spare - len(left)))
+            left_count = min(len(left), spare - right_count)
+            whole = np.concatenate([left[len(left) - left_count :], ids, right[:right_count]])
+            read, missed = self._windows(whole, starts + left_count, targets, tokenizer, room)
+            results.append(base.EncodedExample(read, len(ids), missed))
         return results
 
     def _windows(
-        self, row: _Row, labels: NDArray[np.int64], tokenizer: Tokenizer, room: int
+        self,
+        ids: Ids,
+        starts: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        tokenizer: Tokenizer,
+        room: int,
     ) -> tuple[tuple[Sequence, ...], int]:
         """Return the windows that own a word, at least one, and the number of tokens in none."""
-        chunks = windows(len(row.ids), room, self.stride or max(1, room // 2), full=True)
-        owner = owners(row.starts, chunks, room)
+        chunks = windows(len(ids), room, self.stride or max(1, room // 2), full=True)
+        owner = owners(starts, chunks, room)
         # A window in which no word has its most context is not computed
         used = np.unique(owner) if len(owner) else np.zeros(1, dtype=np.int64)
         sequences, covered, end = [], 0, 0
         first = len(tokenizer.template.before)
         for window in used.tolist():
             chunk, mine = chunks[window], owner == window
-            target = TokenTargets(row.starts[mine] - chunk.start + first, labels[mine])
-            bare = assemble(row.ids[chunk.start : chunk.stop], None, tokenizer.template)
+            target = TokenTargets(starts[mine] - chunk.start + first, labels[mine])
+            bare = assemble(ids[chunk.start : chunk.stop], None, tokenizer.template)
             sequences.append(Sequence(bare.ids, bare.segments, {"tag": target}))
             covered += chunk.stop - max(chunk.start, end)
             end = chunk.stop
         # A word that is longer than a window has tokens in none.
-        return tuple(sequences), len(row.ids) - covered
+        return tuple(sequences), len(ids) - covered
 
     def score(
         self, results: base.Results[TagExample, TagPrediction], labels: Many[str]
     ) -> base.Metrics:
         """Return the metrics of `TagCounts.scores`."""
-        counts = TagCounts(labels, self.spells(labels))
+        counts = schemes.TagCounts(labels, self.spells(labels))
         index = {label: position for position, label in enumerate(labels)}
         for example, prediction in results:
             tags = self.gold_tags(example, labels)
@@ -306,8 +327,8 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         if not self.spells(labels):
             correct = [a == b for a, b in zip(tags, prediction.tags, strict=True)]
             return float(np.mean(correct)) if tags else 1.0
-        counts = EntityCounts()
-        counts.add(chunks(tags), chunks(prediction.tags))
+        counts = schemes.EntityCounts()
+        counts.add(schemes.chunks(tags), schemes.chunks(prediction.tags))
         return counts.scores()["f1"] if counts.expected or counts.predicted else 1.0
 
     def baseline(self, examples: Many[TagExample]) -> base.Metrics:
@@ -315,38 +336,247 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         labels = self.labels(examples)
         sentences = [self.gold_tags(e, labels) for e in examples if e.tags is not None]
         frequent = Counter(itertools.chain.from_iterable(sentences))
-        counts, top = TagCounts(labels, self.spells(labels)), frequent.most_common(1)[0][0]
+        counts, top = schemes.TagCounts(labels, self.spells(labels)), frequent.most_common(1)[0][0]
         for tags in sentences:
             chances = (frequent[tag] / frequent.total() for tag in tags)
             counts.add(tags, [top] * len(tags), -sum(map(math.log, chances)))
         return counts.scores()
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A sentence in tokens, with the first token of each word."""
-
-    ids: Ids
-    starts: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, words: list[Ids]) -> _Row:
-        """Join the tokens of words."""
-        lengths = np.array([len(ids) for ids in words], dtype=np.int64)
-        return cls(np.concatenate([_NO_IDS, *words]), np.cumsum(lengths) - lengths)
-
-    def surrounded(self, preceding: list[Ids], following: list[Ids], room: int) -> _Row:
-        """Return the sentence with as much context as fits, evenly if both sides have enough."""
-        # Half of the room on each side; what one side does not need is for the other
-        spare = max(0, room - len(self.ids))
-        left_ids, right_ids = (np.concatenate([_NO_IDS, *rows]) for rows in (preceding, following))
-        right_count = min(len(right_ids), max(spare // 2, spare - len(left_ids)))
-        left_count = min(len(left_ids), spare - right_count)
-        ids = [left_ids[len(left_ids) - left_count :], self.ids, right_ids[:right_count]]
-        return _Row(np.concatenate(ids), self.starts + left_count)
-
-
 def _targets(batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the target positions and their labels."""
     targets = batch.target("tag", TokenTargets)
     return torch.as_tensor(targets.index), torch.as_tensor(targets.ids)
+
+
+FEW = 10
+"""Number of entities of a type below which it is hardly learned."""
+MANY = 100
+"""Number of words from which tags that are nearly all different are suspicious."""
+SHOWN = 40
+"""Number of characters of a word or a tag in a message."""
+_SINGULAR = ("id", "idx", "index", "word", "token", "form", "tag", "pos", "upos", "xpos", "score")
+_HEADER = {name.lower() for name in itertools.chain(TEXTS, LABELS, WORDS, TAGS, *PAIRS, _SINGULAR)}
+"""Common aliases of columns in headers."""
+_OUTSIDE_MARKS = {"0", "o", "_", "-", "OUT", "OUTSIDE", "NONE", "None"}
+_SPELLINGS = (
+    re.compile(r"(?P<prefix>[BIESLUMbieslum])[-_:.+/](?P<type>.+)"),
+    re.compile(r"(?P<type>.+)[-_:.+/](?P<prefix>[BIESLUM])"),
+)
+_POSITION = re.compile(r"[\u3400-\u9fff\uff00-\uffef\u3000-\u30ff]\d|[!-~]\d")
+_BRACKETS = re.compile(r"\([^()]+\*|\*\)")
+_INLINE = re.compile(r"\S+[/|_](O|[BIES]-\S+)|\[[^\]]+\]\(\w+\)")
+"""A word with its tag: `Anna/B-PER`, `[Anna](PER)`."""
+_FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
+
+
+def check_tagged(
+    train: Many[TagExample], dev: Many[TagExample], scheme: schemes.Scheme
+) -> list[Finding]:
+    """Return the problems of tagged sentences; `dev` may be empty."""
+    findings = _check_rows([*train, *dev])
+    for name, examples in (("training", train), ("dev", dev)):
+        if any(example.tags for example in examples):
+            findings += _check_table(examples, name)
+            findings += _check_scheme(examples, scheme, name)
+    findings += _check_labels(train, dev, scheme)
+    tags = Counter(tag for example in train for tag in example.tags or ())
+    if len(tags) > 1:
+        findings += text_checks.check_constant(tags, "words")
+        if scheme != "plain" and schemes.spells_entities(tags) and schemes.OUTSIDE in tags:
+            counts = Counter(
+                chunk.type for example in train for chunk in schemes.chunks(example.tags or ())
+            )
+            rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
+            if rare:
+                message = f"types with fewer than {FEW} training entities are hardly learned: "
+                findings.append(Finding("balance", "warning", message + places(rare)))
+    overlap = text_checks.check_overlap(train, dev, lambda example: example.words, "sentences")
+    return findings + overlap
+
+
+def _check_rows(examples: Many[TagExample]) -> list[Finding]:
+    several = [e for e in examples if len(e.words) > 1]
+    lone = [e.where for e in examples if len(e.words) == 1]
+    positions = [e.where for e in examples if all(map(_POSITION.fullmatch, e.words))]
+    counts = [
+        e.where
+        for e in several
+        if any([*e.words] == [str(n + start) for n in range(len(e.words))] for start in (0, 1))
+    ]
+    white = [_at(e, n) for e in examples for n, word in enumerate(e.words) if not word.strip()]
+    limits = {  # what a few sentences may be, but not most of them
+        "sentence(s) has|have a single word": (
+            lone, 10 < len(examples) < 1.1 * len(lone), "Join the words of each.",
+        ),
+        "sentence(s) has|have a digit after each character, as in Weibo's data, unlike texts": (
+            positions, 2 * len(positions) > len(examples), "Remove the digits.",
+        ),
+        "sentence(s) has|have the numbers of their words as words": (
+            counts, 2 * len(counts) >= len(several), "Name the column of words.",
+        ),
+    }  # fmt: skip
+    findings = list[Finding]()
+    for fault, (locations, are_most, fix) in limits.items():
+        if are_most:
+            findings += text_checks.report_rows("rows", locations, fault, fix, "warning")
+    empty, bare = "sentence(s) has|have no word", "sentence(s) has|have words without a tag"
+    findings += text_checks.check_rows(examples, empty, lambda e: not e.words, "Remove them.")
+    fix = "Tag all of their words or remove them."
+    findings += text_checks.check_rows(
+        examples, bare, lambda e: e.tags is None or not all(e.tags), fix, check="labels"
+    )
+    fault = "word(s) is|are empty or white space, and read as unknown"
+    return findings + text_checks.report_rows("rows", white, fault, severity="warning")
+
+
+def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
+    """Report texts with a label each, a header, and tags that are hardly tags."""
+    rows = [
+        (e.where, number, word, tag)
+        for e in examples
+        for number, (word, tag) in enumerate(zip(e.words, e.tags or (), strict=False), 1)
+    ]
+    blank = [row for row in rows if any(len(field.split()) > 1 for field in row[2:])]
+    inline = [row for row in rows if any(map(_INLINE.fullmatch, row[2:]))]
+    texts = f"For labels of texts set {argument(task='classify')}."
+    for faulty, fault, fix in (
+        (blank, "have blanks, like texts with a label each", texts),
+        (inline, "hold a word with its tag", "Write each word on its own line."),
+    ):
+        if 2 * len(faulty) > len(rows):
+            where, number, *pair = faulty[0]
+            message = f"{len(faulty)} of {len(rows)} words of the {name} data or their tags {fault}"
+            message += f": {where} word {number} {_shown(*pair)}"
+            return [Finding("rows", "error", message, fix=f"{fix} {_FORM}")]
+    tags = Counter(tag for *_, tag in rows)
+    where, _, *pair = rows[0]
+    if all(field.lower() in _HEADER for field in pair) and tags[pair[1]] == 1:
+        message = f"the {name} data begins with a header, which would be learned: {where} "
+        fix = f"Remove that line if words and tags follow. {texts} {_FORM}"
+        return [Finding("rows", "error", message + _shown(*pair), fix=fix)]
+    same = [f"{where} {word!r}" for where, _, word, tag in rows if word == tag]
+    if len(rows) >= FEW and 2 * len(same) > len(rows):
+        message = f"most tags of the {name} data are the words themselves: {places(same)}"
+        fix = f"Name the column of tags: {argument(label='3')}."
+        return [Finding("labels", "warning", message, fix=fix)]
+    if len(rows) >= MANY and 2 * len(tags) > len(rows):
+        message = f"the {len(rows)} words of the {name} data have {len(tags)} different tags"
+        message += f", such as {_shown(*pair)}"
+        fix = f"Check the order of the columns. {_FORM}"
+        return [Finding("labels", "warning", message, fix=fix)]
+    return []
+
+
+def _shown(*pair: str) -> str:
+    word, tag = (field if len(field) <= SHOWN else f"{field[:SHOWN]}…" for field in pair)
+    return f"{word!r} with the tag {tag!r}"
+
+
+def _check_scheme(examples: Many[TagExample], scheme: schemes.Scheme, name: str) -> list[Finding]:
+    """Report the scheme of the tags and where they break its rules."""
+    tags = [example.tags or () for example in examples]
+    actual = schemes.find_scheme(tags) if scheme == "auto" else scheme
+    if actual == "plain":
+        return _check_mixed(examples, name) if scheme == "auto" else []
+    foreign = schemes.foreign_tags((tag for row in tags for tag in row), actual)
+    if foreign:
+        message = f"the {name} data has tags that {actual.upper()} lacks: {places(sorted(foreign))}"
+        fix = "Set task.scheme=auto, or plain for tags of single words."
+        return [Finding("labels", "error", message, "task.scheme", fix)]
+    findings = []
+    if actual != "iob2":
+        message = f"the tags of the {name} data are {actual.upper()}; they are read as IOB2"
+        findings.append(Finding("labels", "note", message))
+    flaws = ((e, n) for e in examples for n in schemes.flaws(e.tags or (), actual))
+    broken = [f"{_at(e, n)} {(e.tags or ())[n]}" for e, n in flaws]
+    fault = f"tag(s) of the {name} data breaks|break the rules of {actual.upper()}"
+    fix = "They are read as by conlleval: a tag that continues nothing begins an entity."
+    return findings + text_checks.report_rows("labels", broken, fault, fix, "warning")
+
+
+def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
+    """Report plain tags that are likely something else: entities spelled in another way, …."""
+    rows = [(example, tag) for example in examples for tag in dict.fromkeys(example.tags or ())]
+    tags = Counter(tag for example in examples for tag in example.tags or ())
+    likely = {tag: _likely_tag(tag) for tag in tags}
+    changed = [f"{new} for {tag}" for tag, new in likely.items() if new != tag]
+    remaining = [
+        f"{example.where} ({tag!r})" for example, tag in rows if not schemes.spells_entities([tag])
+    ]
+    so = "so all are read as tags of single words"
+    if any("-" in tag for tag in likely.values()) and schemes.spells_entities(likely.values()):
+        message = f"the {name} data seems to have tags of entities in another spelling, {so}: "
+        fix = f"If entities are meant, write {places(changed)}."
+    elif any("-" in tag and schemes.spells_entities([tag]) for tag in tags):
+        message = f"the {name} data has tags of entities, such as B-PER, and others, {so}: "
+        fix = "Correct these tags if entities are meant."
+    elif any(_BRACKETS.match(tag) for tag in tags):
+        message = f"the {name} data has brackets that nest or do not close as tags, {so}: "
+        fix = "Name another column of tags."
+    elif 2 * tags[schemes.OUTSIDE] > tags.total() and len(tags) > 1:
+        message = f"the {name} data has the tag O and types without B and I, {so}: "
+        fix = "If they mark entities, write I-PER for PER, and B-PER where one follows another."
+    elif len(tags) > 1 and all(tag.lstrip("-").isdecimal() for tag in tags):
+        message = f"the {name} data has numbers as tags, {so}: "
+        fix = "If they are tags, write the tags, such as B-PER."
+    elif len(tags) > 1 and 2 * tags["_"] > tags.total():
+        message = f"the {name} data has the tag _, which marks empty fields of CoNLL-U, {so}: "
+        remaining = [f"{example.where} ({tag!r})" for example, tag in rows if tag == "_"]
+        fix = "Name another column of tags, such as upos."
+    else:
+        return []
+    return [Finding("labels", "warning", message + places(remaining), fix=fix)]
+
+
+def _likely_tag(tag: str) -> str:
+    """Return the tag of an entity that another spelling probably means, or the tag.
+
+    Examples: B_PER, PER-B and b-PER → B-PER; 0, o, OUT and "-" → O.
+    """
+    if tag in _OUTSIDE_MARKS:
+        return schemes.OUTSIDE
+    if schemes.spells_entities([tag]):
+        return tag
+    for pattern in _SPELLINGS:
+        if match := pattern.fullmatch(tag):
+            return f"{match['prefix'].upper()}-{match['type']}"
+    return tag
+
+
+def _at(example: TagExample, position: int) -> str:
+    return f"{example.where} word {position + 1} {example.words[position]!r}"
+
+
+def _check_labels(
+    train: Many[TagExample], dev: Many[TagExample], scheme: schemes.Scheme
+) -> list[Finding]:
+    """Report missing types of entities or tags, and those that only the dev data has."""
+    train_tags, dev_tags = (
+        Counter(tag for example in examples for tag in example.tags or ())
+        for examples in (train, dev)
+    )
+    entities = scheme != "plain" and schemes.spells_entities(train_tags)
+    train_types, dev_types = (
+        set(schemes.types_of(some)) if entities else set(some) for some in (train_tags, dev_tags)
+    )
+    kind = "types of entities" if entities else "tags"
+    findings = text_checks.check_case(sorted(train_types))
+    if len(train_types) < (1 if entities else 2):
+        predicted = ", ".join(map(repr, train_tags)) or "all absent"
+        message = f"there is nothing to learn: the tags of the training data are {predicted}"
+        fix = "Name another column of tags, or give more data."
+        findings.append(Finding("labels", "error", message, fix=fix))
+    plain = {tag for tag in dev_tags if not schemes.spells_entities([tag])} if entities else set()
+    unknown = dev_types - train_types | plain
+    if unknown:
+        kinds = {t: {t, *(schemes.types_of([t]) if entities else ())} for t in dev_tags}
+        faulty = {t for t in dev_tags if not unknown.isdisjoint(kinds[t])}
+        where = [e.where for e in dev if not faulty.isdisjoint(e.tags or ())]
+        message = f"the dev data has {kind} that training data lacks, {places(sorted(unknown))}: "
+        fix = f"Those of the training data are {places(sorted(train_types))}."
+        findings.append(Finding("labels", "error", message + places(where), fix=fix))
+    if dev and train_types - dev_types:
+        message = f"the dev data has none of the {kind} {places(sorted(train_types - dev_types))}"
+        findings.append(Finding("labels", "warning", message))
+    return findings

@@ -1,22 +1,46 @@
-"""Exact nearest vectors: the rows of a matrix with the highest dot products with queries.
+"""Nearest vectors, vectors in fewer bits, and the metrics of sentence vectors.
+
+Nearest are the rows of a matrix with the highest dot products with queries:
 
     scores, rows = top_k(queries, vectors, 10)
 
 Scores are computed block by block in fp32, and the rows that rounding leaves in doubt are scored
 again in float64. So the result is that of float64 rounded to fp32, whatever the blocks, the other
 queries and the processor, and equal scores have a fixed order. Memory: one block of scores.
+
+Vectors of a byte or a bit for each component are as `quantize_embeddings` of sentence-transformers.
+
+int8, uint8       floor(255 · (v − lowest) / (highest − lowest)), by component; int8 less 128
+binary, ubinary   v > 0, eight components a byte, the first one highest; binary less 128
+
+Retrieval is among the texts of the dev data, and exact: blocks of queries against all documents, so
+that memory grows with the vectors alone.
+
+Agreement with human scores is Pearson's and Spearman's correlation, as in the Semantic Textual
+Similarity benchmarks. Anisotropy is the mean cosine of any two texts (Ethayarajh 2019 measures it
+on words): near 1, all vectors are in one narrow cone. It is exact over all pairs of texts and needs
+constant memory: with unit vectors u, Σ_{i≠j} u_i·u_j = |Σ u|² − n.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64, Shaped
 from numpy.typing import NDArray
 
-from bothways.core.errors import DataError
+from bothways.core.errors import ConfigError, DataError, argument
+from bothways.tasks.base import Metrics, nothing_to_score
+from bothways.tasks.columns import number_of
+from bothways.tasks.metrics import TINY, correlation, mean_ranking
+from bothways.tasks.predictions import VectorPrediction
+from bothways.tasks.sentence_embedding.examples import VectorExample
+from bothways.tasks.text_task import TextExample
 
 BLOCK_ROWS = 2**15
 BLOCK_SCORES = 2**22
@@ -215,3 +239,176 @@ def rounding(
     lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
     result: Float[np.ndarray, " queries"] = 2 * queries.shape[1] * 2.0**-24 * lengths * longest
     return result
+
+
+VectorType = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+
+
+def ranges_of(vectors: Any) -> NDArray[np.float32]:
+    """Return the lowest and the highest value of each component of several vectors."""
+    array = np.asarray(vectors)
+    if array.ndim != 2 or len(array) < 2 or array.dtype.kind != "f":
+        message = f"must be two vectors or more in floating point, not {array.dtype}{array.shape}"
+        fix = "Give vectors of some hundred texts or more; their ranges are used."
+        raise ConfigError(message, where="calibration", fix=fix)
+    return np.stack([array.min(axis=0), array.max(axis=0)]).astype(np.float32)
+
+
+def quantize(
+    vectors: NDArray[np.float32], kind: VectorType, ranges: Any = None
+) -> NDArray[np.generic]:
+    """Return vectors `(…, width)` in another type, to the bit as sentence-transformers does.
+
+    Args:
+        ranges: the lowest and the highest value of each component `(2, width)`, for int8 and uint8.
+
+    Raises:
+        ConfigError: there are no ranges, or they do not fit.
+    """
+    if kind == "float32":
+        return vectors
+    if "binary" in kind:
+        bits: NDArray[np.uint8] = np.packbits(vectors > 0, axis=-1)
+        return bits if kind == "ubinary" else (bits - np.uint8(128)).view(np.int8)
+    bounds = None if ranges is None else np.asarray(ranges, np.float32)
+    if bounds is None or bounds.shape != (2, vectors.shape[-1]) or not np.isfinite(bounds).all():
+        message = f"{kind} needs the lowest and the highest value of each component"
+        if bounds is not None:
+            message = f"{message}: 2 rows of {vectors.shape[-1]} finite numbers, not {bounds.shape}"
+        fix = "Give the ranges of many vectors of this model; binary and ubinary need none."
+        raise ConfigError(message, where="ranges", fix=fix)
+    if (bounds[0] > bounds[1]).any():
+        message, fix = "a lowest value is above the highest one", "Give the lowest values first."
+        raise ConfigError(message, where="ranges", fix=fix)
+    steps = (bounds[1] - bounds[0]) / 255
+    # A component that never varied has step 0; dividing by 1 gives it code 0.
+    codes = np.clip(np.floor((vectors - bounds[0]) / np.where(steps == 0, 1, steps)), 0, 255)
+    result: NDArray[np.generic] = (
+        codes.astype(np.uint8) if kind == "uint8" else (codes - 128).astype(np.int8)
+    )
+    return result
+
+
+Vector = NDArray[np.float32]
+Scores = NDArray[np.float64]
+BLOCK = 256
+"""Queries that are compared at once."""
+
+
+def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metrics:
+    """Return the mean over queries of nDCG@10, MRR@10 and MAP.
+
+    Queries are the anchors, documents the positives and negatives of all of them; equal texts are
+    one. Of texts with a class each is a query, and the others are its documents: those of its
+    class are relevant.
+
+    Raises:
+        DataError: there is no example.
+    """
+    queries = dict[str, Vector]()
+    documents = dict[str, Vector]()
+    relevant = defaultdict[str, set[str]](set)  # documents by query, or by class
+    classes = dict[str, str]()
+    for example, prediction in results:
+        lengths = np.linalg.norm(prediction.vectors, axis=1, keepdims=True)
+        units = prediction.vectors / np.where(lengths == 0, 1, lengths)
+        queries[example.text] = units[0]
+        if example.text_b is None:
+            documents[example.text] = units[0]
+            classes[example.text] = str(example.label)
+            relevant[str(example.label)].add(example.text)
+            continue
+        others, negatives = [example.text_b], 0
+        if isinstance(example, VectorExample):
+            others, negatives = [*example.all_texts[1:]], len(example.negatives)
+        documents |= dict(zip(others, units[1:], strict=True))
+        relevant[example.text].update(others[: len(others) - negatives])
+    if not queries:
+        raise nothing_to_score()
+    columns = {text: column for column, text in enumerate(documents)}
+    matrix, rows = np.stack([*documents.values()]), np.stack([*queries.values()])
+
+    def rankings() -> Iterator[tuple[Scores, Scores]]:
+        for number, query in enumerate(queries):
+            if number % BLOCK == 0:
+                block = (rows[number : number + BLOCK] @ matrix.T).astype(np.float64)
+            scores, labels = block[number % BLOCK], np.zeros(len(documents))
+            labels[[columns[text] for text in relevant[classes.get(query, query)]]] = 1
+            if classes:  # a text does not find itself
+                scores, labels = (np.delete(x, columns[query]) for x in (scores, labels))
+            yield scores, labels
+
+    return mean_ranking(rankings())
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """The agreement of one kind of vectors.
+
+    Attributes:
+        pearson, spearman: correlation of cosines with scores; 0 where one of them is constant.
+        anisotropy: the mean cosine of two texts.
+    """
+
+    pearson: float
+    spearman: float
+    anisotropy: float
+
+
+@dataclass
+class Agreement:
+    """Scored pairs for several kinds of vectors at once, such as layers and poolings ("cells").
+
+    Memory: one number for each cell and pair.
+    """
+
+    scores: array[float] = field(default_factory=lambda: array("d"))
+    cosines: array[float] = field(default_factory=lambda: array("f"))
+    total: NDArray[np.float64] | None = None
+
+    def add(self, score: float, vectors: NDArray[np.float32]) -> None:
+        """Add a pair with its score and the vectors of its two texts `(2, cells, width)`."""
+        wide = vectors.astype(np.float64)
+        units = wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), TINY)
+        self.scores.append(score)
+        self.cosines.extend((units[0] * units[1]).sum(-1).tolist())
+        self.total = units.sum(0) + (0 if self.total is None else self.total)
+
+    def cells(self) -> list[Correlation]:
+        """Return the agreement of each cell.
+
+        Raises:
+            DataError: fewer than two pairs.
+        """
+        pairs = len(self.scores)
+        if pairs < 2 or self.total is None:
+            message = f"correlation needs at least two pairs, and there are {pairs}"
+            raise DataError(message, fix="Give more data.")
+        scores = np.array(self.scores)
+        cosines = np.array(self.cosines, dtype=np.float64).reshape(pairs, -1)
+        texts = 2 * pairs
+        # Σ_{i≠j} u_i·u_j = |Σ u|² − n, over n (n − 1) ordered pairs
+        means = ((self.total**2).sum(-1) - texts) / (texts * (texts - 1))
+        cells = []
+        for column, mean in zip(cosines.T, means.tolist(), strict=True):
+            value = correlation(scores, column)
+            cells.append(Correlation(value["pearson"], value["spearman"], mean))
+        return cells
+
+
+def gold_score(example: TextExample) -> float:
+    """Return the score of a pair.
+
+    Raises:
+        DataError: the example has one text, or its label is not a number.
+    """
+    if example.text_b is None:
+        fix = f"Name the columns: {argument(text='NAME', text_b='NAME', label='NAME')}."
+        raise DataError("has one text; similarity needs two", where=example.where, fix=fix)
+    score = number_of(example.label)
+    if np.isnan(score):
+        label = example.label
+        message = "has no score" if label is None else f"the score {label!r} is not a number"
+        fix = f"Name the column: {argument(label='NAME')}, or remove the row."
+        raise DataError(message, where=example.where, fix=fix)
+    return score

@@ -1,0 +1,609 @@
+"""Routes compatible with OpenAI, Cohere and Jina, and text-embeddings-inference (TEI).
+
+They are OpenAI's embeddings and list of models; documents ranked for a query, as Cohere, Jina and
+TEI do; and TEI's embed, predict, similarity, tokenize and info.
+
+A model that ranks has the task `rerank`. The relevance is σ of its logit, whatever the task's
+activation, since these clients expect a number from 0 to 1; `raw_scores` asks for the logit.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import uuid
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from typing_extensions import NotRequired, TypedDict
+
+from bothways import __version__
+from bothways.serving import shapes
+from bothways.serving.errors import RequestError, nothing_given
+from bothways.serving.models import Models, ServedModel
+from bothways.tasks.metrics import sigmoid
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+
+IDS = shapes.list_of({"type": "integer", "minimum": 0}, minItems=1)
+
+
+def _read_texts(value: Any) -> list[str | list[int]]:
+    """Read a text, a list of token ids, or a list of either."""
+    several = isinstance(value, list) and not (value and all(map(_is_id, value)))
+    items: list[str | list[int]] = value if several else [value]
+    for item in items:
+        ids = isinstance(item, list) and item and all(map(_is_id, item))
+        if not ids and not isinstance(item, str):
+            raise ValueError("must be a text, a list of token ids, or a list of either")
+    return items
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class EmbeddingsRequest(shapes.VectorRequest):
+    """Texts to embed, as OpenAI's clients send them."""
+
+    input: Annotated[
+        shapes.Items,
+        AfterValidator(_read_texts),
+        WithJsonSchema(
+            shapes.either(
+                shapes.TEXT,
+                IDS,
+                shapes.list_of(shapes.either(shapes.TEXT, IDS), minItems=1),
+            )
+        ),
+    ]
+    encoding_format: Literal["float", "base64"] = "float"
+    user: shapes.Meaningless = None
+
+
+class EmbeddingObject(TypedDict):
+    """A vector, as numbers or in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | list[int] | str
+
+
+class Usage(TypedDict):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(TypedDict):
+    """The vectors of texts."""
+
+    object: Literal["list"]
+    data: list[EmbeddingObject]
+    model: str
+    usage: Usage
+
+
+def embeddings(models: Models, request: EmbeddingsRequest) -> shapes.Query:
+    """Read a request of `/v1/embeddings`; vectors have length 1, as OpenAI's.
+
+    `input` is a text, a list of texts, a list of token ids, or a list of those. The prompt is the
+    model's default one, or that of `prompt_name`, which OpenAI does not have.
+    """
+    model = models.choose(request.model, ("embed",))
+    vectors = shapes.vector_writer(model, request, normalise=True)
+    texts = [item if isinstance(item, str) else text_of_ids(item, model) for item in request.input]
+    if not all(texts):
+        raise RequestError("empty", "an input is an empty text", param="input")
+    inputs = shapes.prompted(model, texts, request.prompt_name)
+
+    def write(answer: shapes.Answer) -> Embeddings:
+        data: list[Any] = [*vectors(answer)]
+        if request.encoding_format == "base64":
+            data = [base64.b64encode(vector.tobytes()).decode("ascii") for vector in data]
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": n, "embedding": item}
+                for n, item in enumerate(data)
+            ],
+            "model": answer.model.name,
+            "usage": {"prompt_tokens": answer.tokens, "total_tokens": answer.tokens},
+        }
+
+    return shapes.Query(model, inputs, write, request.truncate)
+
+
+EMBEDDINGS = shapes.Route(
+    EmbeddingsRequest,
+    embeddings,
+    Embeddings,
+    "OpenAI's embeddings: vectors of length 1",
+    ("embed",),
+    {"input": ["a dog barks", "it rains"]},
+)
+
+
+def text_of_ids(ids: list[int], model: ServedModel) -> str:
+    """Return the text of token ids, which is tokenized again.
+
+    Raises:
+        RequestError: an id that the vocabulary does not have.
+    """
+    tokenizer = model.task_model.tokenizer
+    invalid = [id for id in ids if not 0 <= id < tokenizer.size]
+    if invalid:
+        message = f"{invalid[0]} is not a token id: ids are 0 to {tokenizer.size - 1}"
+        raise RequestError("invalid", message, param="input")
+    return tokenizer.decode(ids)
+
+
+class ModelObject(TypedDict):
+    """A model of the server."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    task: str
+
+
+class ModelList(TypedDict):
+    """The models of the server."""
+
+    object: Literal["list"]
+    data: list[ModelObject]
+
+
+def described(model: ServedModel) -> ModelObject:
+    """Describe a model for `/v1/models`."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "bothways",
+        "task": model.kind,
+    }
+
+
+def _read_document(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case {"text": str(text)} if len(value) == 1:
+            return text
+        case _:
+            raise ValueError('must be texts, or objects like {"text": "…"}')
+
+
+Documents = Annotated[
+    list[Any],
+    BeforeValidator(shapes.bounded),
+    shapes.per_item(_read_document),
+    WithJsonSchema(
+        shapes.list_of(
+            shapes.either(
+                shapes.TEXT,
+                {"type": "object", "properties": {"text": shapes.TEXT}, "required": ["text"]},
+            ),
+            minItems=1,
+        )
+    ),
+]
+
+
+class RerankRequest(shapes.TruncatedRequest):
+    """A query and its documents: `documents` as Cohere and Jina call them, or `texts` as TEI."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["documents"]}, {"required": ["texts"]}]}
+    )
+    query: shapes.Text
+    documents: Documents | None = None
+    texts: Documents | None = None
+    top_n: shapes.Count | None = None
+    raw_scores: shapes.Flag = False
+    return_documents: shapes.Flag | None = None
+    return_text: shapes.Flag | None = None
+
+
+class TextScore(TypedDict):
+    """A document in TEI's answer."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+class DocumentText(TypedDict):
+    """The text of a document."""
+
+    text: str
+
+
+class RerankResult(TypedDict):
+    """A document in the answer of Cohere and Jina."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[DocumentText]
+
+
+class Ranking(TypedDict):
+    """The answer of Cohere and Jina."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+def reranking(models: Models, request: RerankRequest) -> shapes.Query:
+    """Read a request of `/rerank`.
+
+    The answer to `texts` is TEI's list; to `documents` an object with `results`.
+    """
+    model = models.choose(request.model, ("rerank",))
+    tei = request.texts is not None
+    if tei == (request.documents is not None):
+        message = "give documents (as Cohere and Jina) or texts (as text-embeddings-inference)"
+        raise RequestError("invalid", message, param="documents")
+    other = "return_documents" if tei else "return_text"
+    if getattr(request, other) is not None:
+        message = f"{other} belongs to {'documents' if tei else 'texts'}, which is not given"
+        raise RequestError("invalid", message, param=other)
+    query, raw, top = request.query, request.raw_scores, request.top_n
+    documents = request.texts or request.documents or []
+    with_text = bool(request.return_text or request.return_documents)
+
+    def write(answer: shapes.Answer) -> Ranking | list[TextScore]:
+        logits = np.array([prediction.logits[0] for prediction in answer.predictions])
+        scores = logits if raw else sigmoid(logits)
+        # By logits: σ of large ones is 1 for all.
+        order = np.argsort(-logits, kind="stable")[:top]
+        pairs = list(zip(order.tolist(), scores[order].tolist(), strict=True))
+        if tei:
+            rows: list[TextScore] = [{"index": n, "score": score} for n, score in pairs]
+            for row in rows if with_text else ():
+                row["text"] = documents[row["index"]]
+            return rows
+        results: list[RerankResult] = [{"index": n, "relevance_score": x} for n, x in pairs]
+        for result in results if with_text else ():
+            result["document"] = {"text": documents[result["index"]]}
+        tokens = answer.tokens
+        return {
+            "id": f"rerank-{uuid.uuid4().hex}",
+            "model": answer.model.name,
+            "results": results,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "meta": {"billed_units": {"search_units": 1}},
+        }
+
+    return shapes.Query(model, [(query, text) for text in documents], write, request.truncate)
+
+
+RERANK = shapes.Route(
+    RerankRequest,
+    reranking,
+    Ranking | list[TextScore],
+    "Documents ranked for a query: Cohere and Jina (documents), TEI (texts)",
+    ("rerank",),
+    {"query": "who sleeps?", "documents": ["the cat sleeps", "it rains"]},
+)
+
+
+class PromptParameters(shapes.Truncation):
+    """Parameters of vectors."""
+
+    prompt_name: shapes.Prompt | None = None
+
+
+class EmbedParameters(PromptParameters):
+    """Parameters of vectors that are answered."""
+
+    normalize: shapes.Flag | None = None
+
+
+class EmbedRequest(shapes.HostedRequest, shapes.VectorRequest):
+    """Texts to embed; Hugging Face's clients send fields at the root or among the parameters."""
+
+    inputs: shapes.TextList
+    normalize: shapes.Flag | None = None
+    parameters: EmbedParameters = EmbedParameters()
+
+
+def embed_inputs(models: Models, request: EmbedRequest, *, normalise: bool = True) -> shapes.Query:
+    """Read a request of `/embed`; `normalise` is the default of `normalize`."""
+    model, parameters = models.choose(request.model, ("embed",)), request.parameters
+    for choice in (parameters.normalize, request.normalize):
+        normalise = normalise if choice is None else choice
+    write = shapes.vector_writer(model, request, normalise=normalise)
+    prompt = request.prompt_name or parameters.prompt_name
+    texts = shapes.prompted(model, request.inputs, prompt)
+    return shapes.Query(model, texts, write, request.cuts)
+
+
+EMBED = shapes.Route(
+    EmbedRequest,
+    embed_inputs,
+    list[list[float]] | list[list[int]],
+    "TEI: a vector for each text",
+    ("embed",),
+    {"inputs": ["a dog barks", "it rains"]},
+)
+
+
+def _read_pair(value: Any) -> str | tuple[str, str]:
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        if len(texts) == 1:
+            return str(texts[0])
+        if len(texts) == 2:
+            return texts[0], texts[1]
+    raise ValueError(
+        "must be a text, a pair [text, text], or a list of lists of one text or two; "
+        "write texts [a, b, c] as [[a], [b], [c]]"
+    )
+
+
+def _read_pairs(value: Any) -> Any:
+    """Read a text, a pair, or a list of these; a list of texts alone is a pair."""
+    if isinstance(value, list) and not (value and all(isinstance(item, str) for item in value)):
+        return [_read_pair(item) for item in value]
+    return _read_pair(value)
+
+
+class PredictRequest(shapes.TruncatedRequest):
+    """Texts and pairs to classify or score."""
+
+    inputs: Annotated[
+        shapes.Items,
+        AfterValidator(_read_pairs),
+        WithJsonSchema(
+            shapes.either(
+                shapes.TEXT,
+                shapes.list_of(
+                    shapes.either(shapes.TEXT, shapes.list_of(shapes.TEXT, minItems=1, maxItems=2)),
+                    minItems=1,
+                ),
+            )
+        ),
+    ]
+    raw_scores: Annotated[
+        shapes.Flag, Field(description="true: logits, of models of one score")
+    ] = False
+
+
+def predict(models: Models, request: PredictRequest) -> shapes.Query:
+    """Read a request of `/predict`: labels with scores, the highest first.
+
+    A list of two texts is a pair; a batch is a list of lists of one text or two.
+    """
+    model, value = models.choose(request.model, shapes.CLASSIFIERS), request.inputs
+    raw = request.raw_scores
+    if raw and model.kind not in ("rerank", "regress"):
+        message = f"raw_scores must be false: the scores for {model.kind} are probabilities"
+        raise RequestError("invalid", message, param="raw_scores")
+    write = functools.partial(shapes.label_scores, raw=raw)
+    return shapes.query_each(model, value, write, request.truncate)
+
+
+PREDICT = shapes.Route(
+    PredictRequest,
+    predict,
+    list[shapes.LabelScore] | list[list[shapes.LabelScore]],
+    "TEI: labels with scores; a list of two texts is a pair",
+    shapes.CLASSIFIERS,
+    {"inputs": "what a lovely film"},
+)
+
+
+class SimilarityInputs(shapes.Fields):
+    """A sentence, and others to compare with it."""
+
+    source_sentence: shapes.Text
+    sentences: Annotated[
+        list[shapes.Text],
+        BeforeValidator(shapes.bounded),
+        WithJsonSchema(shapes.list_of(shapes.TEXT, minItems=1)),
+    ]
+
+
+class SimilarityRequest(shapes.HostedRequest):
+    """Sentences to compare."""
+
+    inputs: SimilarityInputs
+    parameters: PromptParameters = PromptParameters()
+
+
+def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
+    """Read `{"inputs": {"source_sentence": …, "sentences": […]}}`; the answer is the cosines."""
+    model = models.choose(request.model, ("embed",))
+    if not request.inputs.sentences:
+        raise RequestError("empty", "sentences is an empty list", param="sentences")
+
+    def write(answer: shapes.Answer) -> Any:
+        return shapes.cosines(answer.vectors[0], answer.vectors[1:])
+
+    texts = [request.inputs.source_sentence, *request.inputs.sentences]
+    inputs = shapes.prompted(model, texts, request.parameters.prompt_name)
+    return shapes.Query(model, inputs, write, request.cuts)
+
+
+SIMILARITY = shapes.Route(
+    SimilarityRequest,
+    similarity,
+    list[float],
+    "TEI: cosines of a sentence with others",
+    ("embed",),
+    {"inputs": {"source_sentence": "a dog barks", "sentences": ["a hound howls"]}},
+)
+
+
+class TokenizeRequest(shapes.RequestBody):
+    """Texts to tokenize."""
+
+    inputs: shapes.TextList
+    add_special_tokens: shapes.Flag = True
+    prompt_name: shapes.Prompt | None = None
+
+
+class TextToken(TypedDict):
+    """A token of a text; special ones have no characters."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+def tokenize(models: Models, request: TokenizeRequest) -> list[list[TextToken]]:
+    """Tokenize texts: each token with its id, its characters, and whether it is special."""
+    model = models.choose(request.model)
+    if not request.inputs:
+        raise nothing_given()
+    models.limits.check("text_characters", "characters", sum(map(len, request.inputs)))
+    items = shapes.prompted(model, request.inputs, request.prompt_name)
+    tokenizer, answer = model.task_model.tokenizer, list[list[TextToken]]()
+    for item in items:
+        (encoded,) = tokenizer.encode_with_offsets([item.prompt + item.text])
+        pairs = zip(encoded.ids.tolist(), encoded.offsets.tolist(), strict=True)
+        tokens = [(id, False, start, stop) for id, (start, stop) in pairs]
+        if request.add_special_tokens:
+            head, tail = (
+                [(int(id), True, None, None) for id in gap.ids]
+                for gap in (tokenizer.template.before, tokenizer.template.after)
+            )
+            tokens = [*head, *tokens, *tail]
+        answer.append(
+            [
+                {"id": id, "text": tokenizer.token(id), "special": special, "start": a, "stop": b}
+                for id, special, a, b in tokens
+            ]
+        )
+    return answer
+
+
+TOKENIZE = shapes.Route(
+    TokenizeRequest,
+    tokenize,
+    list[list[TextToken]],
+    "TEI: the tokens of texts",
+    example={"inputs": "a dog barks"},
+)
+"""The route `/tokenize`, which needs no queue."""
+
+
+class ModelInfo(TypedDict):
+    """A model of the server."""
+
+    name: str
+    task: str
+    length: int
+    precision: str
+    labels: list[str]
+    since: int
+    digest: str | None
+    facts: dict[str, str]
+    prompts: NotRequired[list[str]]
+    pairs: bool
+    layers: int
+    mask: str
+    specials: dict[Literal["single", "pair"], int]
+    long_texts: str
+
+
+class IndexInfo(TypedDict):
+    """An index of the server; `version` counts its changes."""
+
+    name: str
+    model: str
+    documents: int
+    version: int
+    stored: str
+    bm25: bool
+
+
+class ServerInfo(TypedDict):
+    """The server: TEI's names for the first model, then all models and limits."""
+
+    model_id: str
+    served_model_name: str
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    version: str
+    limits: dict[str, float]
+    models: list[ModelInfo]
+    indexes: list[IndexInfo]
+
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+_WINDOWS = ("tag", "answer", "likelihood", "prefer")
+"""Tasks that read long texts in windows, of those without the setting `long_texts`."""
+
+
+def info(models: Models) -> ServerInfo:
+    """Describe the server: TEI's names for the first model, then all models and limits."""
+    described, limits = list[ModelInfo](), models.limits
+    for model in models:
+        task, tokenizer = model.task_model.task, model.task_model.tokenizer
+        long_texts = "windows" if model.kind in _WINDOWS else "truncate"
+        model_info: ModelInfo = {
+            "name": model.name,
+            "task": model.kind,
+            "length": model.task_model.length,
+            "precision": model.predictor.precision,
+            "labels": list(model.task_model.labels),
+            "since": model.created,
+            "digest": model.digest or None,
+            "facts": dict(model.facts),
+            "pairs": getattr(getattr(task, "columns", None), "text_b", None) is not None,
+            "layers": model.task_model.model.config.depth,
+            "mask": tokenizer.token(tokenizer.specials.mask),
+            "specials": {"single": tokenizer.template.single, "pair": tokenizer.template.pair},
+            "long_texts": getattr(task, "long_texts", long_texts),
+        }
+        if isinstance(task, SentenceEmbeddingTask):
+            model_info["prompts"] = list(task.prompts)
+        described.append(model_info)
+    first = next(iter(models))
+    if isinstance(first.task_model.task, SentenceEmbeddingTask):
+        model_type: dict[str, Any] = {"embedding": {"pooling": first.task_model.task.pooling}}
+    else:
+        labels = [*first.task_model.labels]
+        names = {
+            "id2label": {str(n): label for n, label in enumerate(labels)},
+            "label2id": {label: n for n, label in enumerate(labels)},
+        }
+        model_type = {"reranker" if first.kind == "rerank" else "classifier": names}
+    return {
+        "model_id": first.name,
+        "served_model_name": first.name,
+        "model_dtype": _DTYPES[first.predictor.precision],
+        "model_type": model_type,
+        "max_input_length": first.task_model.length,
+        "max_batch_tokens": limits.batch_tokens,
+        "max_client_batch_size": limits.texts,
+        "auto_truncate": True,
+        "version": __version__,
+        "limits": vars(limits),
+        "models": described,
+        "indexes": [
+            {
+                "name": name,
+                "model": served.model.name,
+                "documents": len(served.index),
+                "version": served.index.record.changes,
+                "stored": served.index.record.stored,
+                "bm25": served.index.record.bm25 is not None,
+            }
+            for name, served in models.indexes.items()
+        ],
+    }

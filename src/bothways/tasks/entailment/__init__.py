@@ -1,1 +1,0 @@
-"""Classes that a model was not trained on, by entailment."""

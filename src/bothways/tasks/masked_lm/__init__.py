@@ -1,0 +1,1 @@
+"""Tasks for the head of a masked language model; see `task`."""
