@@ -22,7 +22,6 @@ from bothways.core.files import is_url
 from bothways.core.progress import announce, terminal_progress
 from bothways.core.terminal import output_console, show_lines, write_stderr
 from bothways.finetuning import FinetuneRecipe
-from bothways.training.checkpoint import resume_command
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -344,6 +343,7 @@ def stop_saved(saved: str) -> NoReturn:
     The main rank prints. All raise: a rank that ended with status 0 would tell torchrun that its
     part of the run is finished, and its machine would not be used again.
     """
+    from bothways.training.checkpoint import resume_command
     from bothways.training.parallel import is_main, plan_here
 
     if is_main(plan_here()):
