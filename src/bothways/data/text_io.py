@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bz2
 import codecs
-import functools
 import glob
 import io
 import logging
@@ -146,22 +145,19 @@ class _Decompressed(io.RawIOBase):
 def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
     # The bytes that are decompressed at once: a few can expand to 128 KiB (zstd), a thousand to one
     # (gzip), 7,000 to one (xz) or 900 kB (bz2), and what they expand to is held.
-    match suffix:
-        case ".gz":
-            begin_gzip = functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)
-            stream = _Decompressed(raw, 1 << 12, begin_gzip, zlib.error)
-        case ".xz":
-            stream = _Decompressed(raw, 1 << 8, lzma.LZMADecompressor, lzma.LZMAError)
-        case ".bz2":
-            stream = _Decompressed(raw, 1 << 9, bz2.BZ2Decompressor, OSError)
-        case ".zst":
-            with optional("data", "reading .zst files"):
-                import zstandard
-            begin_zstd = lambda: zstandard.ZstdDecompressor().decompressobj()  # noqa: E731
-            stream = _Decompressed(raw, 1 << 10, begin_zstd, zstandard.ZstdError)
-        case _:
-            return raw
-    return io.BufferedReader(stream, _BLOCK)
+    kinds: dict[str, tuple[int, Callable[[], Any], type[Exception]]] = {
+        ".gz": (1 << 12, lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), zlib.error),
+        ".xz": (1 << 8, lzma.LZMADecompressor, lzma.LZMAError),
+        ".bz2": (1 << 9, bz2.BZ2Decompressor, OSError),
+    }
+    if suffix == ".zst":
+        with optional("data", "reading .zst files"):
+            import zstandard
+        begin = lambda: zstandard.ZstdDecompressor().decompressobj()  # noqa: E731
+        kinds[suffix] = (1 << 10, begin, zstandard.ZstdError)
+    if suffix not in kinds:
+        return raw
+    return io.BufferedReader(_Decompressed(raw, *kinds[suffix]), _BLOCK)
 
 
 @contextmanager

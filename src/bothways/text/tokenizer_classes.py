@@ -351,9 +351,9 @@ class TokenizerClass:
     Attributes:
         model: the kind of model of its vocabulary.
         files: the vocabulary files that it reads, the preferred one first.
-        build: builds its pipeline from the values of `settings`, or from those and `charsmap`.
+        build: builds its pipeline from the values of `settings`; of a Unigram model, also from
+            SentencePiece's compiled normalisation.
         settings: the settings that it reads, with their defaults, in the order of `build`.
-        pieces: whether it has SentencePiece's compiled normalisation.
         models: the model types that have this class if a folder names none.
         template: whether the class has special tokens around texts.
         unknown: the id of the unknown token, where the class fixes it.
@@ -364,7 +364,6 @@ class TokenizerClass:
     files: tuple[str, ...]
     build: Callable[..., Pipeline]
     settings: tuple[tuple[str, bool | None], ...] = ()
-    pieces: bool = False
     aliases: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     template: bool = True
@@ -375,7 +374,7 @@ class TokenizerClass:
     ) -> Pipeline:
         """Return the pipeline of a folder's settings."""
         values = [flag(config, file, key, default) for key, default in self.settings]
-        return self.build(*values, charsmap) if self.pieces else self.build(*values)
+        return self.build(*values, *([charsmap] if self.model == "Unigram" else []))
 
 
 _WORDS = (("do_lower_case", True), ("strip_accents", None), ("tokenize_chinese_chars", True))
@@ -425,25 +424,25 @@ _ALL = (
         models=("openai-gpt",), template=False,
     ),
     TokenizerClass(
-        "XLMRobertaTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES, True,
+        "XLMRobertaTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES,
         models=("gte", "jina_embeddings_v3", "xlm-roberta", "xmod"), unknown=3,
     ),
     TokenizerClass(
-        "CamembertTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES, True,
+        "CamembertTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES,
         models=("camembert",), unknown=3,
     ),
     TokenizerClass(
         "AlbertTokenizer", "Unigram", ("spiece.model",), Albert,
-        (("do_lower_case", True), ("keep_accents", False), *_PIECES), True,
+        (("do_lower_case", True), ("keep_accents", False), *_PIECES),
         aliases=("FNetTokenizer",), models=("albert", "fnet", "yoso"), unknown=1,
     ),
     TokenizerClass(
-        "BigBirdTokenizer", "Unigram", ("spiece.model",), BigBird, _PIECES, True,
+        "BigBirdTokenizer", "Unigram", ("spiece.model",), BigBird, _PIECES,
         models=("big_bird",),
     ),
     TokenizerClass(
         "DebertaV2Tokenizer", "Unigram", ("spm.model",), PieceDeberta,
-        (("do_lower_case", False), ("split_by_punct", False), *_PIECES), True,
+        (("do_lower_case", False), ("split_by_punct", False), *_PIECES),
         models=("deberta-v2",),
     ),
 )  # fmt: skip
@@ -543,7 +542,7 @@ def reconcile(
         for step in steps_of(part_spec(backend.normalizer))
         if step["type"] == "Precompiled"
     )
-    charsmap = next(maps, None) if tokenizer_class.pieces else None
+    charsmap = next(maps, None) if tokenizer_class.model == "Unigram" else None
     actual = backend_settings(backend)
     for key, default in tokenizer_class.settings:
         value = actual.get(key)
@@ -555,7 +554,7 @@ def reconcile(
         origin = "not set, which means " if config.get(key) is None else ""
         message = f"{key!r} is {origin}{json.dumps(stated)}, but {json.dumps(value)} in {file.name}"
         fix = f"or name the class {GENERIC[0]}, to use the file."
-        if tokenizer_class.pieces:
+        if tokenizer_class.model == "Unigram":
             fix = "which transformers used before version 5; since then it uses the setting."
         fix = f"Set it to {json.dumps(value)}, {fix}"
         raise TokenizerError(message, where=file.with_name(CONFIG), fix=fix)
@@ -662,7 +661,7 @@ def _compare(
         differing = [_divide(choice.normalizer, choice.pre_tokenizer, text) for choice in choices]
         if words in differing:
             continue
-        if text in _BLANKS and tokenizer_class.pieces:
+        if text in _BLANKS and tokenizer_class.model == "Unigram":
             backend.pre_tokenizer = choices[0].pre_tokenizer
             break
         how = f"divides {text!r} into {words!r:.120}"
