@@ -18,6 +18,7 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import (
     SHORTEST_UPDATE,
     Cards,
+    Here,
     forecast_run,
     measure_step,
     memory_demand,
@@ -104,7 +105,7 @@ def test_evaluations_and_checkpoints_are_within_a_length_in_hours(until, monkeyp
     monkeypatch.setattr(forecasting, "measure_step", lambda *_: per)
     monkeypatch.setattr(forecasting.devices, "memory_available", lambda _: 2**34)
     run = settings("bert-tiny", until=until, evaluate=Steps(50), save=Steps(20))
-    plan = forecast_run(dataclasses.replace(run, evaluation_tokens=90_000), "cpu")
+    plan = forecast_run(dataclasses.replace(run, evaluation_tokens=90_000), Here("cpu"))
     evaluation, checkpoint = 30.0, 1e-6 * plan.checkpoint
     count = math.ceil(plan.updates / 50)
     assert plan.seconds["evaluation"] == pytest.approx(count * evaluation)
@@ -116,7 +117,7 @@ def test_evaluations_and_checkpoints_are_within_a_length_in_hours(until, monkeyp
         within = plan.total - evaluation - checkpoint
         assert within == pytest.approx(3600, abs=evaluation + checkpoint + 9)
         short = settings("bert-tiny", until=Hours(1e-3), evaluate=Steps(50), save=Steps(20))
-        assert forecast_run(short, "cpu").updates == 1
+        assert forecast_run(short, Here("cpu")).updates == 1
     else:
         assert plan.updates == 300
 
@@ -167,7 +168,7 @@ def test_the_time_here_is_made_of_what_was_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(forecasting, "measure_step", lambda *_: per)
     monkeypatch.setattr(forecasting.devices, "memory_available", lambda _: 2**34)
     run = settings("bert-tiny", until=Steps(2000), evaluate=Steps(1000), save=None)
-    plan = forecast_run(run, "cpu", out=tmp_path)
+    plan = forecast_run(run, Here("cpu"), out=tmp_path)
     assert plan.seconds == {
         "training": pytest.approx(2000 * 8192 * 1e-3),
         "updates": 1000.0,
@@ -191,7 +192,7 @@ def test_phases_count_by_what_they_read(monkeypatch):
     def plan(until: Any, **more: Any) -> forecasting.RunForecast:
         training = dataclasses.replace(run.training, until=until, **more)
         changed = dataclasses.replace(run, training=training)
-        return forecast_run(changed, "cpu", corpus_tokens=1e6)
+        return forecast_run(changed, Here("cpu"), corpus_tokens=1e6)
 
     steps, tokens = plan(Steps(1000)), plan(Tokens(64_000_000))
     assert steps.tokens == 900 * 12_800 + 100 * 51_200

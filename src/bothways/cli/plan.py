@@ -67,7 +67,7 @@ def plan(  # noqa: PLR0913 – one option per question
     from bothways.core.terminal import write_stderr
     from bothways.data.corpus import Corpus
     from bothways.pretraining.config import load_pretraining
-    from bothways.pretraining.forecast import UTILISATION, Cards, forecast_run
+    from bothways.pretraining.forecast import UTILISATION, Cards, Here, forecast_run
     from bothways.pretraining.recipes import chosen_settings, distillation
 
     text = None if corpus is None else Corpus.open(corpus)
@@ -84,7 +84,7 @@ def plan(  # noqa: PLR0913 – one option per question
             if changed:
                 message = "is for cards; this machine is measured with one rank"
                 raise ConfigError(message, where=name, fix="Name a card: --hardware h100")
-        target: str | Cards = device
+        target: Here | Cards = Here(device)
         gpu = gpu_memory(device)
     else:
         share = UTILISATION if utilisation is None else utilisation

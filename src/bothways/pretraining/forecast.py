@@ -158,6 +158,13 @@ def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[flo
 
 
 @dataclass(frozen=True)
+class Here:
+    """This machine, whose speed is measured."""
+
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
 class Cards:
     """Cards of one kind.
 
@@ -327,7 +334,7 @@ class RunForecast:
 
 def forecast_run(
     settings: PretrainConfig,
-    hardware: str | Cards,
+    hardware: Here | Cards,
     *,
     corpus_tokens: float | None = None,
     price: float | None = None,
@@ -337,7 +344,6 @@ def forecast_run(
     """Return the forecast of a run.
 
     Args:
-        hardware: a device of this machine, whose speed is measured, or cards.
         corpus_tokens: tokens of an epoch, for a length in epochs.
         price: price of one rank for an hour, in any currency.
         out: folder for checkpoints, on this machine.
@@ -352,8 +358,8 @@ def forecast_run(
         fix = "Give --tokens N, or the corpus: --corpus FOLDER."
         raise ConfigError(message, where="training.until", fix=fix)
     demand, assumed = memory_demand(settings), tuple[str, ...]()
-    if isinstance(hardware, str):
-        ranks, device = 1, devices.choose_device(hardware)
+    if isinstance(hardware, Here):
+        ranks, device = 1, devices.choose_device(hardware.device)
         title, available = devices.describe_device(device), devices.memory_available(device)
         free = math.inf if available is None else float(available)
         choice = step_cost.choose_placement(demand, ranks, free, device)

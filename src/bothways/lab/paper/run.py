@@ -38,7 +38,7 @@ from bothways.lab.sweeps.runs import RESULT
 from bothways.model.heads import token_head
 from bothways.model.model import Model
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.forecast import forecast_run
+from bothways.pretraining.forecast import Here, forecast_run
 from bothways.tasks.base import Task
 from bothways.tasks.catalogue import Trainable
 from bothways.text.tokenizer import Tokenizer
@@ -230,4 +230,4 @@ def _pretraining_seconds(settings: PretrainConfig, device: str) -> float:
     end = settings.training.end
     if isinstance(end, Hours | Epochs):
         return 3600 * end.count if isinstance(end, Hours) else 0.0
-    return forecast_run(settings, device, out=Path(tempfile.gettempdir())).total
+    return forecast_run(settings, Here(device), out=Path(tempfile.gettempdir())).total
