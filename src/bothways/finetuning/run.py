@@ -36,7 +36,7 @@ from bothways.core.training_module import TrainingModule, VectorModule
 from bothways.data.loader import ExampleBudget, ListSource, Loader, Share, ahead, unchanged
 from bothways.finetuning import data as labelled, few_shot, prepare
 from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.data import LabelledData, Rows, score
+from bothways.finetuning.data import LabelledData, Rows, score, train_loader
 from bothways.finetuning.distillation import TaughtModule
 from bothways.finetuning.lora import merge_changes
 from bothways.finetuning.prepare import learning_by_rows
@@ -357,7 +357,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         training, seed = prepare.training_of(settings, data), settings.ordered_by
         module, sequences = _trained(task_model, data, settings)
         evaluate = functools.partial(score, task_model, data, settings)
-        steps = labelled.train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
+        steps = train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
         scores = list[tuple[float, Metrics]]()
 
         def note_scores(event: loop.Event) -> None:
