@@ -163,27 +163,23 @@ class App:
         """Handle a connection of an ASGI server."""
         match scope["type"]:
             case "lifespan":
-                await self._lifespan(receive, send)
+                while True:
+                    try:
+                        message = await receive()
+                    except asyncio.CancelledError:  # the server stops at once
+                        return
+                    if message["type"] != "lifespan.startup":
+                        await self.stop()
+                        await send({"type": "lifespan.shutdown.complete"})
+                        return
+                    await self.start()
+                    await send({"type": "lifespan.startup.complete"})
             case "http":
                 if not self._warm:
                     await self.start()
                 await self._respond(scope, receive, send)
             case "websocket":
                 await send({"type": "websocket.close", "code": 1000})
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            try:
-                message = await receive()
-            except asyncio.CancelledError:  # the server stops at once
-                return
-            if message["type"] == "lifespan.startup":
-                await self.start()
-                await send({"type": "lifespan.startup.complete"})
-            else:
-                await self.stop()
-                await send({"type": "lifespan.shutdown.complete"})
-                return
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange.of(scope["headers"])
