@@ -46,7 +46,6 @@ with optional("serve", "serving"):
         Send,
         disconnected,
         json_object,
-        log_line,
         pages,
         read_body,
         respond,
@@ -219,7 +218,21 @@ class App:
         """Count and log a request that was answered, and the bytes of the answer."""
         self.metrics.request(exchange.route, exchange.model, status, seconds)
         if requests_log.isEnabledFor(logging.INFO):
-            requests_log.info(log_line(exchange, status, size, seconds))
+            fields = {  # never a text, a key or an address
+                "id": exchange.id,
+                "route": exchange.route,
+                "model": exchange.model,
+                "status": status,
+                "texts": exchange.texts,
+                "tokens": exchange.tokens,
+                "truncated": exchange.cut,
+                "tokenize_ms": round(1000 * exchange.seconds["tokenize"], 3),
+                "queue_ms": round(1000 * exchange.seconds["queue"], 3),
+                "model_ms": round(1000 * exchange.seconds["compute"], 3),
+                "total_ms": round(1000 * seconds, 3),
+                "bytes": size,
+            }
+            requests_log.info(fields)
 
     def refuse_unread(self, exchange: Exchange) -> RequestError | None:
         """Return the refusal of a request before its body is read.
