@@ -141,6 +141,8 @@ def export(  # noqa: PLR0913 – one option per question
 
 LAST_PORT = 65535
 """A port is a number of 16 bits."""
+SERVER = ("uvicorn", "httptools", "orjson", "prometheus_client")
+"""The packages of the server."""
 
 
 def serve(  # noqa: PLR0913 – one option per question
@@ -210,7 +212,7 @@ def serve(  # noqa: PLR0913 – one option per question
     """
     require_at_least(1, threads=threads)
     require_at_least(0, drain_delay=drain_delay)
-    require_server("bothways serve")
+    require("serve", "bothways serve", *SERVER)
     import torch
 
     from bothways.serving import run
@@ -276,7 +278,7 @@ def play(
     """
     import webbrowser
 
-    require_server("bothways play")
+    require("serve", "bothways play", *SERVER)
     from bothways.serving import run
 
     check_address("127.0.0.1", port, open_to_all=False)
@@ -299,11 +301,6 @@ def play(
             bound.listen()  # a browser that is quicker than the server waits
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         run.run_server(application, bound, deployment)
-
-
-def require_server(purpose: str) -> None:
-    """Check that the packages of the server are installed; errors as `core.errors.require`."""
-    require("serve", purpose, "uvicorn", "httptools", "orjson", "prometheus_client")
 
 
 def check_address(host: str, port: int, *, open_to_all: bool) -> None:

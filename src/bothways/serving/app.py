@@ -46,7 +46,6 @@ with optional("serve", "serving"):
         Send,
         disconnected,
         json_object,
-        log_line,
         pages,
         read_body,
         respond,
@@ -163,27 +162,23 @@ class App:
         """Handle a connection of an ASGI server."""
         match scope["type"]:
             case "lifespan":
-                await self._lifespan(receive, send)
+                while True:
+                    try:
+                        message = await receive()
+                    except asyncio.CancelledError:  # the server stops at once
+                        return
+                    if message["type"] != "lifespan.startup":
+                        await self.stop()
+                        await send({"type": "lifespan.shutdown.complete"})
+                        return
+                    await self.start()
+                    await send({"type": "lifespan.startup.complete"})
             case "http":
                 if not self._warm:
                     await self.start()
                 await self._respond(scope, receive, send)
             case "websocket":
                 await send({"type": "websocket.close", "code": 1000})
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            try:
-                message = await receive()
-            except asyncio.CancelledError:  # the server stops at once
-                return
-            if message["type"] == "lifespan.startup":
-                await self.start()
-                await send({"type": "lifespan.startup.complete"})
-            else:
-                await self.stop()
-                await send({"type": "lifespan.shutdown.complete"})
-                return
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange.of(scope["headers"])
@@ -223,7 +218,21 @@ class App:
         """Count and log a request that was answered, and the bytes of the answer."""
         self.metrics.request(exchange.route, exchange.model, status, seconds)
         if requests_log.isEnabledFor(logging.INFO):
-            requests_log.info(log_line(exchange, status, size, seconds))
+            fields = {  # never a text, a key or an address
+                "id": exchange.id,
+                "route": exchange.route,
+                "model": exchange.model,
+                "status": status,
+                "texts": exchange.texts,
+                "tokens": exchange.tokens,
+                "truncated": exchange.cut,
+                "tokenize_ms": round(1000 * exchange.seconds["tokenize"], 3),
+                "queue_ms": round(1000 * exchange.seconds["queue"], 3),
+                "model_ms": round(1000 * exchange.seconds["compute"], 3),
+                "total_ms": round(1000 * seconds, 3),
+                "bytes": size,
+            }
+            requests_log.info(fields)
 
     def refuse_unread(self, exchange: Exchange) -> RequestError | None:
         """Return the refusal of a request before its body is read.

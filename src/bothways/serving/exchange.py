@@ -192,24 +192,6 @@ async def disconnected(receive: Receive) -> None:
             pass
 
 
-def log_line(exchange: Exchange, status: int, size: int, seconds: float) -> dict[str, Any]:
-    """Build the log entry of a request: never a text, a key or an address."""
-    return {
-        "id": exchange.id,
-        "route": exchange.route,
-        "model": exchange.model,
-        "status": status,
-        "texts": exchange.texts,
-        "tokens": exchange.tokens,
-        "truncated": exchange.cut,
-        "tokenize_ms": round(1000 * exchange.seconds["tokenize"], 3),
-        "queue_ms": round(1000 * exchange.seconds["queue"], 3),
-        "model_ms": round(1000 * exchange.seconds["compute"], 3),
-        "total_ms": round(1000 * seconds, 3),
-        "bytes": size,
-    }
-
-
 SECONDS = tuple(0.0005 * 2**n for n in range(18))
 """Upper bounds of durations, 0.5 ms to 65 s."""
 SIZES = tuple(float(2**n) for n in range(15))

@@ -223,19 +223,11 @@ class TableTask(Task[E, P]):
         arguments = (table.names, table.where, requested, defaults, labelled)
         selected = choose_columns(self.column_table, *arguments)
         self.check_columns(selected, table.where)
-        return self._without_header(table, selected), selected
-
-    def _without_header(self, table: Table, columns: Any) -> Table:
-        """Return the table unchanged.
-
-        Raises:
-            DataError: columns go by number and the first row is a header, which would be an
-                example.
-        """
-        named = ((role, name) for role, value in vars(columns).items() for name in _listed(value))
+        named = ((role, name) for role, value in vars(selected).items() for name in _listed(value))
         numbers = {role: name for role, name in named if name.isdecimal()}
         if not numbers:
-            return table
+            return table, selected
+        # Where columns go by number, a header would be an example.
         head_row = next(table.rows)
         names: dict[str, Any] = {role: head_row.values.get(at) for role, at in numbers.items()}
         known = {
@@ -245,7 +237,8 @@ class TableTask(Task[E, P]):
             fix = f"Name the columns: {_spelled(names)}."
             message = "is a header, but the columns are given by number"
             raise DataError(message, where=head_row.where, fix=fix)
-        return dataclasses.replace(table, rows=itertools.chain([head_row], table.rows))
+        rows = itertools.chain([head_row], table.rows)
+        return dataclasses.replace(table, rows=rows), selected
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
         table, selected = self.open(source, columns, labelled)

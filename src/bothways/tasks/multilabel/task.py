@@ -153,7 +153,16 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         if len(columns) > 1 and (never := sorted({*columns} - {*names})):
             message = f"no training example has the labels {places(never)}: they are left out"
             findings.append(Finding("labels", "warning", message))
-        findings += _check_balance(train)
+        label_sets = [e.labels for e in train if e.labels is not None]
+        counts = Counter(label for some in label_sets for label in {*some})
+        mean, none = counts.total() / len(label_sets), sum(not some for some in label_sets)
+        message = f"a training example has {mean:.2f} of {len(counts)} labels on average; "
+        findings.append(Finding("balance", "note", f"{message}{none} have none"))
+        findings += text_checks.check_rare(counts, len(label_sets), "labels")
+        always = [label for label, count in counts.items() if count == len(label_sets)]
+        if always:
+            message = "all training examples have these labels, which teaches nothing: "
+            findings.append(Finding("balance", "warning", message + places(always)))
         # Labels that another separator would cut into several that all occur often.
         for mark in ";|,\t":
             pieces = {piece.strip() for name in names for piece in name.split(mark)}
@@ -317,7 +326,20 @@ def parse_labels(value: Any, separator: str, column: str, location: str) -> tupl
     if is_absent(value):
         return None
     if isinstance(value, str):
-        value = _labels_in(value, separator, column, location)
+        text = value.strip()
+        fault = f"column {column!r} holds {value[:60]!r}, a printed"
+        # Cut at separators, a list as Python or NumPy prints it would give labels with brackets and
+        # quotation marks. pandas writes such to .csv files.
+        if re.fullmatch(r"\{.*[,:'\"].*\}|\(.*,.*\)", text):
+            raise DataError(f"{fault} set, dict or tuple", where=location, fix=_FIX)
+        if text.startswith("[") and text.endswith("]"):
+            try:
+                value = list(json.loads(value))
+            except (ValueError, RecursionError):
+                message = f"{fault} list that is not JSON"
+                raise DataError(message, where=location, fix=_FIX) from None
+        else:
+            value = value.split(separator)
     if isinstance(value, list | tuple):
         flags = all(isinstance(x, bool | int | float) and x in (0, 1) for x in value)
         if flags and len(value) > len({*value}):  # they would be read as the labels 0 and 1
@@ -329,38 +351,3 @@ def parse_labels(value: Any, separator: str, column: str, location: str) -> tupl
         return text_task.in_order(name for name in names if name is not None)
     label = label_of(value, column, location)
     return None if label is None else (label,)
-
-
-def _labels_in(text: str, separator: str, column: str, location: str) -> list[Any]:
-    """Return the labels in a text: a JSON list, or labels with separators.
-
-    A list as Python or NumPy prints it, such as pandas writes to .csv files, is refused: cut at
-    separators it would give labels with brackets and quotation marks.
-    """
-    if re.fullmatch(r"\{.*[,:'\"].*\}|\(.*,.*\)", text.strip()):
-        message = f"column {column!r} holds {text[:60]!r}, a printed set, dict or tuple"
-        raise DataError(message, where=location, fix=_FIX)
-    if not (text.strip().startswith("[") and text.strip().endswith("]")):
-        return text.split(separator)
-    try:
-        labels = json.loads(text)
-    except (ValueError, RecursionError):
-        message = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
-        raise DataError(message, where=location, fix=_FIX) from None
-    return list(labels)
-
-
-def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:
-    label_sets = [e.labels for e in train if e.labels is not None]
-    counts = Counter(label for labels in label_sets for label in {*labels})
-    mean, none = counts.total() / len(label_sets), sum(not labels for labels in label_sets)
-    message = f"a training example has {mean:.2f} of {len(counts)} labels on average; "
-    findings = [
-        Finding("balance", "note", f"{message}{none} have none"),
-        *text_checks.check_rare(counts, len(label_sets), "labels"),
-    ]
-    always = [label for label, count in counts.items() if count == len(label_sets)]
-    if always:
-        message = "all training examples have these labels, which teaches nothing: "
-        findings.append(Finding("balance", "warning", message + places(always)))
-    return findings

@@ -35,8 +35,8 @@ import numpy as np
 
 from bothways.core.errors import DataError
 from bothways.core.files import local_path
-from bothways.data.tables import HUB, plain_value, read_json_text
-from bothways.data.text_io import file_at, suffix_of
+from bothways.data.tables import plain_value, read_json_text
+from bothways.data.text_io import file_at
 from bothways.tasks.base import Row
 from bothways.tasks.columns import Column, Columns, text_of
 
@@ -99,11 +99,6 @@ TABLE = (
     Column("context", "context", ("context", "passage", "paragraph", "document")),
     Column("answers", "answers", ("answers", "answer", "answer_text"), answer=True),
 )
-
-
-def squad_form(source: str) -> bool:
-    """Return True for a file in SQuAD's form."""
-    return not source.startswith(HUB) and suffix_of(local_path(source)) == ".json"
 
 
 def located(context: str, text: str, start: int) -> int | None:

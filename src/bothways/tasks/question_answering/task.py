@@ -36,9 +36,11 @@ from torch import Tensor
 from bothways.core.batch import Batch, SpanTargets
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, Finding, places
+from bothways.core.files import local_path
 from bothways.core.source import Ids
 from bothways.core.training_module import Loss
-from bothways.data.tables import Table, TableRow
+from bothways.data.tables import HUB, Table, TableRow
+from bothways.data.text_io import suffix_of
 from bothways.model.config import Deep
 from bothways.model.heads import Head, SpanHead
 from bothways.objectives.losses import span_loss
@@ -55,7 +57,6 @@ from bothways.tasks.question_answering.examples import (
     located,
     question_of,
     read_squad,
-    squad_form,
 )
 from bothways.tasks.text_checks import check_examples, check_rows, report_rows
 from bothways.tasks.text_task import TextWindow, windows
@@ -194,7 +195,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     def read(
         self, source: str, columns: QuestionColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[Question]:
-        if not squad_form(source):
+        if source.startswith(HUB) or suffix_of(local_path(source)) != ".json":
             return super().read(source, columns, labelled=labelled)
         unused = list[str]()
         questions = read_squad(source, labelled, unused)

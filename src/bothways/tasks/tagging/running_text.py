@@ -34,7 +34,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -100,14 +100,20 @@ def choose_splitter(words: Iterable[str]) -> Splitter:
 
 def _split_by_rules(text: str) -> list[tuple[int, int]]:
     letters = [_kind(character) for character in text]
+    addresses = list[tuple[int, int, int]]()  # the name of an e-mail address, its "@" and its end
+    for host in _HOST.finditer(text):
+        start = at = host.start()
+        while start and _NAME.match(text, start - 1):
+            start -= 1
+        addresses.append((start, at, host.end()))
     # The apostrophe of a clitic begins a word: it's → it 's.
     for clitic in _CLITIC.finditer(text):
         letters[clitic.start()] = "`"
-    addresses = itertools.chain(_addresses(text), [(len(text), len(text), len(text))])
-    shape, spans, position, address = "".join(letters), [], 0, next(addresses)
+    following = itertools.chain(addresses, [(len(text), len(text), len(text))])
+    shape, spans, position, address = "".join(letters), [], 0, next(following)
     while position < len(text):
         while address[1] <= position < len(text):
-            address = next(addresses)
+            address = next(following)
         if (word := _URL.match(text, position)) is not None:
             spans.append(word.span())
         elif address[0] <= position:
@@ -117,15 +123,6 @@ def _split_by_rules(text: str) -> list[tuple[int, int]]:
         # Behind the word that was found here, or one character on.
         position = spans[-1][1] if spans and spans[-1][0] == position else position + 1
     return spans
-
-
-def _addresses(text: str) -> Iterator[tuple[int, int, int]]:
-    """Yield the offsets of each e-mail address: its name, its "@" and its end."""
-    for host in _HOST.finditer(text):
-        start = at = host.start()
-        while start and _NAME.match(text, start - 1):
-            start -= 1
-        yield start, at, host.end()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -227,7 +224,22 @@ def tags_from_spans(
     ends = {end: number for number, (_, end) in enumerate(words, 1)}
     preceding = None
     for span in spans:
-        first, last = _borders(text, span, location)
+        inside = text[span.start : span.end] if 0 <= span.start <= span.end else ""
+        if not 0 <= span.start <= span.end <= len(text):
+            message = f"the span {span} is not in the text of {len(text):,} characters"
+            raise DataError(message, where=location, fix=_OFFSETS)
+        if not inside.strip():
+            message = f"the span {span} is {'white space' if inside else 'empty'}"
+            raise DataError(message, where=location, fix=f"Remove it, or correct it. {_OFFSETS}")
+        if span.text is not None and span.text.split() != inside.split():
+            message = f"the span {span} is {inside[:40]!r} in the text, {span.text[:40]!r} in the "
+            # JavaScript counts in UTF-16: letters beyond the first plane are two there.
+            units = text.encode("utf-16-le", "surrogatepass")[2 * span.start : 2 * span.end]
+            is_utf16 = units.decode("utf-16-le", "replace").split() == span.text.split()
+            message += "data, by offsets in UTF-16" if is_utf16 else "data"
+            raise DataError(message, where=location, fix=_OFFSETS)
+        first = span.start + len(inside) - len(inside.lstrip())
+        last = span.end - len(inside) + len(inside.rstrip())
         if preceding is not None and span.start < preceding.end:
             message = f"the spans {preceding} and {span} overlap"
             fix = "Keep one of them: each word has one tag."
@@ -247,25 +259,3 @@ def tags_from_spans(
         # "Anna Berg sings", 0–9 PER → B-PER I-PER O
         tags[begin:end] = [f"B-{span.type}", *[f"I-{span.type}"] * (end - begin - 1)]
     return tuple(tags)
-
-
-def _borders(text: str, span: CharacterSpan, location: str) -> tuple[int, int]:
-    """Return the first character of a span and the one after its last, without white space."""
-    inside = text[span.start : span.end] if 0 <= span.start <= span.end else ""
-    if not 0 <= span.start <= span.end <= len(text):
-        message = f"the span {span} is not in the text of {len(text):,} characters"
-        raise DataError(message, where=location, fix=_OFFSETS)
-    if not inside.strip():
-        message = f"the span {span} is empty" if not inside else f"the span {span} is white space"
-        raise DataError(message, where=location, fix=f"Remove it, or correct it. {_OFFSETS}")
-    if span.text is not None and span.text.split() != inside.split():
-        message = f"the span {span} is {inside[:40]!r} in the text, {span.text[:40]!r} in the data"
-        # JavaScript counts in UTF-16: letters beyond the first plane are two there.
-        units = text.encode("utf-16-le", "surrogatepass")[2 * span.start : 2 * span.end]
-        if units.decode("utf-16-le", "replace").split() == span.text.split():
-            message += ", by offsets in UTF-16"
-        raise DataError(message, where=location, fix=_OFFSETS)
-    return (
-        span.start + len(inside) - len(inside.lstrip()),
-        span.end - len(inside) + len(inside.rstrip()),
-    )
