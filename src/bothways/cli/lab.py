@@ -296,7 +296,10 @@ def _reproduce(
         overrides,
     )
     costs: list[TableSection] = []  # of a dry run, whose result they are
-    above_bar = lambda table: error_console().print(render_report(table))  # noqa: E731
+
+    def print_cost(table: TableSection) -> None:
+        error_console().print(render_report(table))  # above the bar
+
     if not settings.dry_run:
         options.say_kernels(device)
     with options.resumable(out) as progress:
@@ -306,7 +309,7 @@ def _reproduce(
             dry_run=settings.dry_run,
             device=device,
             progress=progress,
-            on_cost=costs.append if settings.dry_run else above_bar,
+            on_cost=costs.append if settings.dry_run else print_cost,
         )
     for table in costs:
         output_console().print(render_report(table))
