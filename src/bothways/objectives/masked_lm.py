@@ -48,10 +48,9 @@ from bothways.data.masking import (
 )
 from bothways.data.segments import FullSentences, NextSentence, SentenceOrder
 from bothways.data.sentences import chinese_share, unpack_words
-from bothways.model.block import activate
+from bothways.model.block import activate, initialise, layer_norm
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
-from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Hidden, Model
 from bothways.objectives.losses import z_loss
