@@ -27,7 +27,7 @@ _HOME = {  # in the order of the reference
     "find_lr": "training_runs",
     "show": "training_runs",
     "load_model": "model_folders", "save_model": "hub.model_folder",
-    "average": "model_folders", "export_model": "model_folders", "push_to_hub": "hub.publish",
+    "average": "model_folders", "export_model": "model_folders", "push_to_hub": "hub.model_folder",
     "PretrainedModel": "hub.model_folder", "Model": "model.model", "ModelOutput": "model.model",
     "Encoder": "model.model", "EncoderConfig": "model.config", "preset": "model.families.catalogue",
     "FinetuneConfig": "finetuning.config", "PretrainConfig": "pretraining.config",
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from bothways.finetuning.metrics import Metric as Metric
     from bothways.hub.model_folder import (
         PretrainedModel as PretrainedModel,
+        push_to_hub as push_to_hub,
         save_model as save_model,
     )
-    from bothways.hub.publish import push_to_hub as push_to_hub
     from bothways.indexes import build_index as build_index, mine as mine, search as search
     from bothways.lab.demo import demo as demo
     from bothways.model.config import EncoderConfig as EncoderConfig

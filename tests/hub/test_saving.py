@@ -26,8 +26,7 @@ from bothways.hub.model_card import (
     limits_of_pretrained,
     render_card,
 )
-from bothways.hub.model_folder import load_model, save_model
-from bothways.hub.publish import push_to_hub
+from bothways.hub.model_folder import load_model, push_to_hub, save_model
 from bothways.hub.resolve import resolve_run
 from bothways.model.config import EncoderConfig
 from bothways.model.families.family import Architecture

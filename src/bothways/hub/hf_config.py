@@ -11,7 +11,7 @@ does not open it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -134,14 +134,6 @@ class HFConfig:
             raise FolderError(message, where=self.where, fix=fix)
         return tuple(str(names[str(at)]) for at in range(count))
 
-    def with_names(self, names: Collection[str]) -> HFConfig:
-        """Return the same with what the names of the folder's tensors add to the configuration."""
-        family = family_named(self.model_type)
-        if family is None:
-            return self
-        encoder = family.seen(self.encoder, names)
-        return replace(self, encoder=encoder, keys=family.keys_for(encoder, names))
-
 
 def format_note(folder: Path | None) -> str:
     """Return a sentence about a folder in our own format, "" for one that transformers opens."""
@@ -237,7 +229,10 @@ def open_model(folder: Path, custom: Iterable[Head] = ()) -> tuple[HFConfig, Wei
     """
     config, adapter = read_hf_config(folder, custom), read_adapter(folder)
     weights = open_weights(folder if adapter is None else adapter.base)
-    config = config.with_names(weights.shapes)
+    if (family := family_named(config.model_type)) is not None:
+        # The names of tensors add to the configuration.
+        encoder = family.seen(config.encoder, weights.shapes)
+        config = replace(config, encoder=encoder, keys=family.keys_for(encoder, weights.shapes))
     if adapter is not None:
         heads = config.architecture.heads if config.architecture else ()
         weights = apply_adapter(weights, adapter, config.keys, heads)
@@ -259,10 +254,8 @@ def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -
         for kind, (key, default) in family.dropouts.items()
     }
     unknown = {key: value for key, value in unknown.items() if key not in dropout_keys}
-    keys, architecture = (
-        family.keys_for(encoder),
-        family.architecture_named(map(str, raw.get("architectures") or [])),
-    )
+    architecture = family.architecture_named(map(str, raw.get("architectures") or []))
+    keys = family.keys_for(encoder)
     config = HFConfig(raw, location, family.model_type, encoder, keys, architecture)
     return replace(config, dropouts=dropouts, unknown=unknown)
 
@@ -293,11 +286,26 @@ def write_hf_config(
     """
     config, location = model.config, folder / "config.json"
     kept_settings = model.kept.get("config.json", {})
-    family = family_for(
-        config, None if tokenizer is None else tokenizer.kind, kept_settings.get("model_type")
-    )
+    kind = None if tokenizer is None else tokenizer.kind
+    family = family_for(config, kind, kept_settings.get("model_type"))
     architecture = None if family is None else family.architecture_with(model.heads)
-    outputs = _output_settings(model, labels, problem, location)
+    heads = (h for h in model.specification if isinstance(h, LabelHead | TagHead | ChoiceHead))
+    head = next(heads, None)
+    count = head.count if isinstance(head, LabelHead | TagHead) else 0
+    if problem == "single_label_classification" and count == 1:
+        message = "single-label classification needs two outputs or more, and the head has one"
+        fix = "Give the head two outputs, or set the problem to regression."
+        raise FolderError(message, where=location, fix=fix)
+    if labels and len(labels) != count:
+        counts = f"{quantity(len(labels), 'label(s)')} for {quantity(count, 'output(s)')}"
+        raise FolderError(f"{counts}: {listed(labels)}", where=location)
+    outputs: dict[str, Any] = {}
+    if count:
+        names = list(labels) or list(map(label_name, range(count)))
+        outputs["id2label"] = {str(at): name for at, name in enumerate(names)}
+        outputs["label2id"] = {name: at for at, name in enumerate(names)}
+    if head is not None and problem is not None:
+        outputs["problem_type"] = problem
     if family is None or architecture is None:
         raw = {
             "architectures": [_NATIVE_CLASS], "model_type": NATIVE, "dtype": "float32",
@@ -314,7 +322,6 @@ def write_hf_config(
         uses = ("bos", "eos", "cls", "sep")
         ids = {f"{use}_token_id": tokenizer.id(tokens[f"{use}_token"]) for use in uses}
     # A head's own dropout as settings of `config.json`, and of `bothways.json`.
-    head = _head_with_dropout(model)
     key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
     dropouts, record = dict[str, Any](), dict[str, Any]()
     if head is not None and not (head.dropout is None and default is None):
@@ -329,35 +336,6 @@ def write_hf_config(
     head_settings = {"architectures": [architecture.name], **outputs, **dropouts}
     written = HFConfig(raw, location, family.model_type, config, keys, architecture)
     return replace(written, record=record, outputs=head_settings)
-
-
-def _head_with_dropout(model: Model) -> LabelHead | TagHead | ChoiceHead | None:
-    heads = (h for h in model.specification if isinstance(h, LabelHead | TagHead | ChoiceHead))
-    return next(heads, None)
-
-
-def _output_settings(
-    model: Model, labels: Sequence[str], problem: Problem | None, location: Path
-) -> dict[str, Any]:
-    """Return the names of a head's outputs and the problem that they solve, as settings."""
-    head = _head_with_dropout(model)
-    count = head.count if isinstance(head, LabelHead | TagHead) else 0
-    if problem == "single_label_classification" and count == 1:
-        message = "single-label classification needs two outputs or more, and the head has one"
-        fix = "Give the head two outputs, or set the problem to regression."
-        raise FolderError(message, where=location, fix=fix)
-    if labels and len(labels) != count:
-        message = f"{quantity(len(labels), 'label(s)')} for {quantity(count, 'output(s)')}"
-        message += f": {listed(labels)}"
-        raise FolderError(message, where=location)
-    settings: dict[str, Any] = {}
-    if count:
-        names = list(labels) or list(map(label_name, range(count)))
-        settings["id2label"] = {str(at): name for at, name in enumerate(names)}
-        settings["label2id"] = {name: at for at, name in enumerate(names)}
-    if head is not None and problem is not None:
-        settings["problem_type"] = problem
-    return settings
 
 
 NATIVE = "bothways"

@@ -166,8 +166,7 @@ def limits_of_pretrained(
 def data_of_corpus(corpus: Corpus, fingerprint: str) -> dict[str, object]:
     """Return size, origins and fingerprint of a corpus."""
     counts = corpus.manifest.counts
-    size = (
-        f"{counts.documents:,} documents, {counts.sentences:,} sentences, {counts.tokens:,} tokens"
-    )
+    size = f"{counts.documents:,} documents, {counts.sentences:,} sentences"
+    size += f", {counts.tokens:,} tokens"
     origins = ", ".join(origin.name for origin in corpus.manifest.origins) or "unknown"
     return {"corpus": size, "from": origins, "sha256": fingerprint}

@@ -54,9 +54,7 @@ _OWNERS = {
     "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1|mpnet-base-v[12])",
 }
 """Well-known models that may be named without their owner."""
-_FIX = (
-    "Give the folder that holds config.json, or a model of the Hub as owner/name or hub:owner/name."
-)
+_FIX = "Give the folder with config.json, or a model of the Hub: owner/name or hub:owner/name."
 
 
 def object_in(file: Path) -> dict[str, Any]:

@@ -78,10 +78,7 @@ _DENSE_ACTIVATIONS: dict[str, Activation | Literal["tanh"] | None] = {
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.SiLU": "silu",
 }
-_FIX = (
-    "Supported are Transformer and Pooling, or StaticEmbedding, then perhaps Dense layers and "
-    "Normalize."
-)
+_FIX = "Supported: Transformer and Pooling, or StaticEmbedding, then Dense layers and Normalize."
 
 
 class Projection(nn.Module):

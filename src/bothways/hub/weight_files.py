@@ -30,6 +30,7 @@ from bothways.model.families.weight_names import KeyTable, Shape, Spare, Tie
 
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 _PARTS = (".safetensors", ".pkl", ".pickle", ".joblib")
+_EXACT = "Use the model's fp32, fp16 or bf16 weights."
 AGAIN = "Copy or download the file again; a tiny file is an unresolved Git LFS pointer."
 
 
@@ -157,9 +158,7 @@ def _open_safetensors(file: Path) -> Weights:
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             message = f"holds {name} as {entry['dtype']}, which cannot be read"
-            raise FolderError(
-                message, where=file, fix="Use the model's fp32, fp16 or bf16 weights."
-            )
+            raise FolderError(message, where=file, fix=_EXACT)
         tensor = torch.empty(math.prod(shapes[name]), dtype=dtype)
         target = tensor.view(torch.uint8).numpy().data
         with file.open("rb", buffering=0) as stream:
@@ -244,8 +243,7 @@ def read_exact(weights: Weights, name: str) -> Tensor:
     if not tensor.is_floating_point():
         dtype = str(tensor.dtype).removeprefix("torch.")
         message = f"holds {name} as {dtype}: quantised weights cannot be read"
-        fix = "Use the model's fp32, fp16 or bf16 weights."
-        raise FolderError(message, where=weights.file, fix=fix)
+        raise FolderError(message, where=weights.file, fix=_EXACT)
     return tensor.to(torch.float32)
 
 
@@ -302,10 +300,8 @@ class LoadReport:
     def warnings(self) -> list[str]:
         """A line for each part of the folder that was passed over though it may change outputs."""
         foreign = [name for name, reason in self.unused.items() if reason in (NO_PLACE, NOT_KNOWN)]
-        lines = [f"{quantity(len(foreign), 'tensor(s)')} not used: {listed(foreign)}"] * bool(
-            foreign
-        )
-        return lines + self._unread
+        count = quantity(len(foreign), "tensor(s)")
+        return ([f"{count} not used: {listed(foreign)}"] if foreign else []) + self._unread
 
     @property
     def _unread(self) -> list[str]:

@@ -116,13 +116,9 @@ def prepare_task_model(
     batch_invariant: bool = False,
 ) -> TaskModel[E, P]:
     """Return the task in evaluation mode with its model prepared, see `prepare_model`."""
-    model = prepared_model.prepare_model(
-        task_model.model, precision, batch_invariant=batch_invariant
-    )
-    prepared = type(task_model)(
-        task_model.task, model, task_model.tokenizer, task_model.labels, task_model.length
-    )
-    return prepared.eval()
+    t, prepare = task_model, prepared_model.prepare_model
+    model = prepare(t.model, precision, batch_invariant=batch_invariant)
+    return type(t)(t.task, model, t.tokenizer, t.labels, t.length).eval()
 
 
 def predict(
@@ -140,9 +136,8 @@ def predict(
         ConfigError: the precision is not available on the task's device, or for its model.
         DivergedError: the model's output is not finite.
     """
-    return predict_windows(
-        task_model, encoded_windows(task_model, examples, config), config, counts
-    )
+    windows = encoded_windows(task_model, examples, config)
+    return predict_windows(task_model, windows, config, counts)
 
 
 def predict_windows(

@@ -87,9 +87,8 @@ def without(example: Any, words: Many[Word], index: int) -> Any:
     word = words[index]
     if isinstance(example, TagExample):
         words_left = (*example.words[:index], *example.words[index + 1 :])
-        return TagExample(
-            words_left, where=example.where, before=example.before, after=example.after
-        )
+        neighbours = {"before": example.before, "after": example.after}
+        return TagExample(words_left, where=example.where, **neighbours)
     name = "text_b" if word.part else "text"
     text = getattr(example, name)
     left, right = text[: word.start], text[word.stop :]

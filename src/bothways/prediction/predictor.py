@@ -107,12 +107,10 @@ class Predictor:
         batch_invariant = batch_invariant or isinstance(task_model, Embedder)
         self._reopen, self._asked = reopen, (precision, batch_invariant)
         self._unprepared: TaskModel[Any, Any] | None = None
-        prepared = isinstance(task_model.model, PreparedModel)
-        self.task_model = (
-            task_model.eval()
-            if prepared
-            else engine.prepare_task_model(task_model, precision, batch_invariant=batch_invariant)
-        )
+        if not isinstance(task_model.model, PreparedModel):
+            prepare = engine.prepare_task_model
+            task_model = prepare(task_model, precision, batch_invariant=batch_invariant)
+        self.task_model = task_model.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the name of the folder, which is opened again.
@@ -416,9 +414,7 @@ class Predictor:
             return None
         matrix = np.empty((len(rows), task.width(embedder.model)), np.float32)
         for at in range(0, len(rows), _BLOCK):
-            block = (
-                [lead + row for row in rows[at : at + _BLOCK]] if lead else rows[at : at + _BLOCK]
-            )
+            block = [lead + row for row in rows[at : at + _BLOCK]]
             try:
                 ids, lengths = embedder.tokenizer.encode_flat(block)
             except DataError:
@@ -636,10 +632,6 @@ class FolderRecord:
 
 
 _FINETUNE_FIRST = f"Fine-tune it first: {call('finetune', 'MODEL', 'TRAIN', task='…')}."
-_NEEDS_MASKED_HEAD = (
-    "Choose a model with its masked head, such as a BertForMaskedLM or the folder of a "
-    "pre-training run."
-)
 _CHOOSE_OTHER = "Choose another task, or another model."
 
 
@@ -673,10 +665,8 @@ def open_task(
             open_task_model, folder, task, length=length, device=device, settings=settings
         )
         task_model = reopen()
-        if isinstance(task_model.model.encoder, StaticEncoder) and precision not in (
-            "auto",
-            "fp32",
-        ):
+        is_static = isinstance(task_model.model.encoder, StaticEncoder)
+        if is_static and precision not in ("auto", "fp32"):
             message = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
             raise ConfigError(message, where="precision", fix="Set the precision to fp32.")
     else:
@@ -737,11 +727,10 @@ def _bind(
     base, recorded_length = _recorded_task(loaded, None if name is None else task_kind(name))
     task: AnyTask = configs.load(type(base), base=base, overrides=settings)
     _check_heads(task, loaded)
-    projection = (
-        sentence_transformers.read_projection(loaded.folder) if task.name == "embed" else None
-    )
-    if projection is not None:
-        loaded.model.heads[sentence_transformers.PROJECTION] = projection
+    if task.name == "embed":
+        projection = sentence_transformers.read_projection(loaded.folder)
+        if projection is not None:
+            loaded.model.heads[sentence_transformers.PROJECTION] = projection
     lengths = (length, recorded_length, loaded.model.config.max_positions)
     max_length = next(value for value in lengths if value is not None)
     tokenizer = loaded.tokenizer()
@@ -770,11 +759,8 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     if not needed <= set(loaded.model.heads):
         heads = " and ".join(map(repr, sorted(needed)))
         message = f"the task {name!r} needs the head {heads}; this model has: {_heads(loaded)}"
-        advice = {
-            "masked": _NEEDS_MASKED_HEAD,
-            "causal": NEEDS_DIRECTION,
-            "labels": NEEDS_ENTAILMENT,
-        }
+        masked = "Choose a model with its masked head, such as the folder of a pre-training run."
+        advice = {"masked": masked, "causal": NEEDS_DIRECTION, "labels": NEEDS_ENTAILMENT}
         fix = _FINETUNE_FIRST if name in TASKS else advice[min(needed)]
         raise FolderError(message, where=loaded.folder, fix=fix)
     if not needed and isinstance(loaded.model, SessionModel) and loaded.model.heads:

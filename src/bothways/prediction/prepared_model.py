@@ -72,15 +72,13 @@ class PreparedBlock(Block):
         # Int8 layers take any number of rows; the panels of others pay off for few.
         up = self.mlp.up
         self.max_fused_rows = up.max_rows if isinstance(up, PanelLinear) else math.inf
-        self.fused = self._fuse()
-
-    def _fuse(self) -> CompiledBlockTail | None:
+        self.fused: CompiledBlockTail | None = None
         dense = _kernels((self.attention.out, self.mlp.up, self.mlp.down))
         norms = (self.attention_norm, self.mlp_norm)
         plain = self.normed_after and self.mlp.activation == "gelu" and not self.mlp.gated
-        if not plain or dense is None or not all(isinstance(n, nn.LayerNorm) for n in norms):
-            return None
-        return CompiledBlockTail(dense, cast("tuple[nn.LayerNorm, nn.LayerNorm]", norms))
+        if plain and dense is not None and all(isinstance(n, nn.LayerNorm) for n in norms):
+            pair = cast("tuple[nn.LayerNorm, nn.LayerNorm]", norms)
+            self.fused = CompiledBlockTail(dense, pair)
 
     def rest(
         self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]
@@ -248,9 +246,8 @@ class PreparedModel(Model):
         self.autocast_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.splits_batches = getattr(self.encoder, "max_tokens", 0.0) == math.inf
         self.batch_invariant = pack_head is not None and self.splits_batches
-        self.longest_fused = (
-            TUNING.compiled_amx if precision != "fp32" and _has_amx() else TUNING.compiled
-        )
+        in_tiles = precision != "fp32" and _has_amx()
+        self.longest_fused = TUNING.compiled_amx if in_tiles else TUNING.compiled
         if pack_head is not None:
             for module in list(self.heads.modules()):
                 names = dict(module.named_children())
@@ -385,8 +382,5 @@ def _pack_layers(module: nn.Module, names: tuple[str, ...], pack: PackLayer) -> 
 def _kernels(layers: Sequence[nn.Module]) -> list[CompiledLinear] | None:
     """Return the kernels of dense layers; None unless all have one."""
     products = [getattr(layer, "product", None) for layer in layers]
-    return (
-        cast("list[CompiledLinear]", products)
-        if all(isinstance(p, CompiledLinear) for p in products)
-        else None
-    )
+    compiled = [product for product in products if isinstance(product, CompiledLinear)]
+    return compiled if len(compiled) == len(products) else None

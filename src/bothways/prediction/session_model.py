@@ -78,9 +78,8 @@ class SessionEncoder(nn.Module):
         """
         if keep_layers:
             message = "an exported model has its last layer alone"
-            raise ConfigError(
-                message, where="layers", fix=f"Set layers=[-1], or use {argument(runtime='torch')}."
-            )
+            fix = f"Set layers=[-1], or use {argument(runtime='torch')}."
+            raise ConfigError(message, where="layers", fix=fix)
         outputs = self._run(padded_inputs(self.config, self.head, batch))
         match self.head:
             case "none":
@@ -217,9 +216,8 @@ def open_openvino(file: Path) -> tuple[Run, str | None]:
     OpenVINO computes in bf16 on processors that have it, unless fp32 is asked for. Weights in int8
     are multiplied by activations in int8 in either case.
     """
-    hints = {
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"
-    }  # fmt: skip
+    threads = torch.get_num_threads()
+    hints = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
     try:
         model = _openvino_core().read_model(file)
         compiled = _openvino_core().compile_model(model, "CPU", hints)

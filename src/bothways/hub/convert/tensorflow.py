@@ -218,9 +218,8 @@ def read_tensorflow(source: str | Path, part: ModelPart | None = None) -> Tensor
             if owner in bundle.shapes or leaf == "global_step":
                 reason = "the optimizer's state"
             unused[variable] = reason
-    return TensorFlowCheckpoint(
-        model, replace(report, unused=unused), _tokenizer(index.parent), index
-    )
+    report = replace(report, unused=unused)
+    return TensorFlowCheckpoint(model, report, _tokenizer(index.parent), index)
 
 
 _UNUSED = {
@@ -350,9 +349,8 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     cased = any(re.search("[A-Z]", token) and not re.fullmatch(r"\[.*\]", token) for token in vocab)
     if not cased or file.with_name("tokenizer_config.json").exists():
         return tokenizer
-    return Tokenizer(
-        finish(bert_backend(vocab, Bert(lowercase=False)), tokenizer.specials), tokenizer.specials
-    )
+    backend = finish(bert_backend(vocab, Bert(lowercase=False)), tokenizer.specials)
+    return Tokenizer(backend, tokenizer.specials)
 
 
 _MAGIC = 0xDB4775248B80FB57
@@ -412,10 +410,8 @@ def open_bundle(index: Path) -> Weights:
         raise FolderError(message, where=index, fix=AGAIN) from error
     files = {}
     for shard in sorted({entry.shard for entry in entries.values()}):
-        file = index.with_name(
-            f"{index.name.removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}"
-        )
-        files[shard] = file
+        name = f"{index.stem}.data-{shard:05d}-of-{shards:05d}"
+        file = files[shard] = index.with_name(name)
         if not file.is_file():
             message = f"needs {file.name}, which is not in its folder"
             raise FolderError(message, where=index, fix="Fetch all files of the checkpoint.")
@@ -482,10 +478,7 @@ def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
         if not name.isascii() or not name.isprintable():
             raise MalformedError(f"{key!r} is not the name of a variable")
         if name == "_CHECKPOINTABLE_OBJECT_GRAPH":
-            raise MalformedError(
-                "it holds objects, as TensorFlow 2 writes them; "
-                "only TensorFlow 1 checkpoints are read"
-            )
+            raise MalformedError("it is of TensorFlow 2: only TensorFlow 1 checkpoints are read")
         tensors[name] = _entry(name, value, shards)
     return shards, tensors
 
@@ -541,10 +534,8 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     while source.at < len(block):
         shared, added, size = source.varints(3)
         if shared > len(key) or shared + added > _MOST_NAME:
-            raise MalformedError(
-                f"a name shares {shared} bytes with one of {len(key)} and adds {added}; "
-                f"{_MOST_NAME} are allowed"
-            )
+            lengths = f"shares {shared} bytes with one of {len(key)} and adds {added}"
+            raise MalformedError(f"a name {lengths}; {_MOST_NAME} are allowed")
         key = key[:shared] + source.take(added)
         yield key, source.take(size)
 
@@ -589,10 +580,8 @@ def _entry(name: str, message: bytes, shards: int) -> BundleEntry:
             case 3, int() if value:
                 raise MalformedError(f"{name} has no known shape")
     if math.prod(shape) * dtype.itemsize != numbers["size"]:
-        raise MalformedError(
-            f"{name} has {numbers['size']} bytes, not those of {list(shape)} numbers "
-            f"of {dtype.itemsize} bytes"
-        )
+        numbers_of = f"{list(shape)} numbers of {dtype.itemsize} bytes"
+        raise MalformedError(f"{name} has {numbers['size']} bytes, not those of {numbers_of}")
     if numbers["shard"] >= shards:
         raise MalformedError(f"{name} is in data file {numbers['shard']} of {shards}")
     return BundleEntry(

@@ -101,13 +101,10 @@ def convert_vocabulary(
     """
     folder_or_run, target, word_list = map(local_path, (source, out, vocabulary))
     check_not_input(target, [folder_or_run, word_list])
-    is_run = (folder_or_run / "model" / "config.json").is_file() and not (
-        folder_or_run / "config.json"
-    ).exists()
-    roles = [
-        role for role in ("generator", "model") if (folder_or_run / role / "config.json").is_file()
-    ]
-    folders = {role: folder_or_run / role for role in roles} if is_run else {"": folder_or_run}
+    inner = {role: folder_or_run / role for role in ("generator", "model")}
+    folders = {role: inner[role] for role in inner if (inner[role] / "config.json").is_file()}
+    if "model" not in folders or (folder_or_run / "config.json").exists():  # no run
+        folders = {"": folder_or_run}
     change: VocabularyChange | None = None
     for role, folder in folders.items():
         progress.stage(f"converting {role or 'the model'}")

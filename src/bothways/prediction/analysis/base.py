@@ -217,11 +217,8 @@ def confusion_sections(labels: Sequence[str], counts: Confusion) -> list[s.Secti
     matrix = [[counts.pairs[true, predicted] for predicted in indices] for true in indices]
     names = [labels[index] for index in indices]
     picture = s.ConfusionMatrix("Confusion matrix", names, matrix, note)
-    return [
-        picture,
-        *tables,
-        rates_table("class", labels, counts.right, counts.true, counts.predicted),
-    ]
+    rates = rates_table("class", labels, counts.right, counts.true, counts.predicted)
+    return [picture, *tables, rates]
 
 
 def rates_table(
@@ -282,7 +279,10 @@ class Traits:
             cost, grade: cost and grade of its prediction.
         """
         ids = np.concatenate([sequence.ids for sequence in encoded.sequences])
-        shared = overlap(*texts) if len(texts) == 2 else math.nan
+        words = [{*text.lower().split()} for text in texts]
+        shared = math.nan  # else the Jaccard index of a pair's words
+        if len(words) == 2:
+            shared = len(words[0] & words[1]) / max(1, len(words[0] | words[1]))
         share = float((ids == unknown).mean())
         self._rows.extend((cost, grade, share, shared, encoded.tokens, encoded.cut > 0))
 
@@ -324,12 +324,6 @@ class Traits:
         columns = ["by", "part", "examples", *graded, cost_name, "±"]
         note = "± is a 95 % interval of the mean. Parts with few examples say little."
         return s.TableSection("Parts of the data", columns, rows, note=note)
-
-
-def overlap(a: str, b: str) -> float:
-    """Return the Jaccard index of two texts' words in lower case; 0 for two empty texts."""
-    words, words_b = set(a.lower().split()), set(b.lower().split())
-    return len(words & words_b) / max(1, len(words | words_b))
 
 
 def _mean(values: NDArray[np.float32]) -> tuple[float, float]:

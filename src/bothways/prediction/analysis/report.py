@@ -113,13 +113,11 @@ def analyse_encoded(
 
     metrics = task_model.score(watch())
     sections = [*analysis.sections(), traits.table(analysis.grade_name, analysis.cost_name)]
+    hard = f"The examples with the greatest {analysis.cost_name}."
+    doubt = "The model is sure of another answer than the label: check the label."
     for title, kept, note in (
-        ("The hardest examples", hardest, f"The examples with the greatest {analysis.cost_name}."),
-        (
-            "Examples that may be mislabelled",
-            doubtful,
-            "The model is sure of another answer than the label: check the label.",
-        ),
+        ("The hardest examples", hardest, hard),
+        ("Examples that may be mislabelled", doubtful, doubt),
     ):
         if shown := [analysis.show(*pair) for *_, pair in sorted(kept, reverse=True)]:
             sections.append(s.ExampleSection(title, shown, note))
@@ -158,11 +156,8 @@ def analysis_report(
     headline = f"{metric.replace('_', ' ')} {s.readable_number(metrics[metric])}"
     note = f" ({notes[metric]})" if metric in notes else ""
     computed = f", computed in {precision}" if precision != "fp32" else ""
-    configurations = {
-        "task": configs.to_dict(task_model.task),
-        "encoder": configs.to_dict(task_model.model.config),
-    }
-    configurations |= {} if training is None else {"run": configs.to_dict(training)}
+    parts = {"task": task_model.task, "encoder": task_model.model.config, "run": training}
+    configurations = {key: configs.to_dict(x) for key, x in parts.items() if x is not None}
     settings: list[Sequence[s.Cell]] = [
         ["data", data],
         ["precision", precision],

@@ -121,16 +121,6 @@ class BulkRequest:
             settings=nest(self.settings),
         )
 
-    def finish(self, predictions: Many[Any]) -> list[Any]:
-        """Return predictions with vectors of the type that is asked for."""
-        if self.vectors == "float32":
-            return [*predictions]
-        ranges = None if self.ranges is None else np.array(self.ranges, np.float32)
-        return [
-            dataclasses.replace(one, vectors=quantize(one.vectors, self.vectors, ranges))
-            for one in predictions
-        ]
-
     def read_task(self) -> Task[Any, Any]:
         """Return the task alone, for a process that computes nothing."""
         if self.runtime != "torch":
@@ -151,27 +141,23 @@ class BulkRequest:
                 vectors; the task has no labels or documents of which the best could be kept.
         """
         vectors, ranged = task.name == "embed", self.vectors in ("int8", "uint8")
-        message, where, fix = "", "format", "Choose jsonl or parquet."
-        if self.form == "spans" and not isinstance(task, TaggingTask):
-            message = f"spans are of the task 'tag', and the task is {task.name!r}"
-        elif self.form == "npy" and not vectors:
-            message = f"npy holds vectors, and the task is {task.name!r}"
-        elif self.form == "npy" and self.keep:
-            message = "npy holds no columns to keep"
-        elif self.top is not None and not issubclass(prediction_type(task), CUT_TO_TOP):
-            where, fix = "top", "Leave it out."
-            message = f"keeps the best labels or documents, and the task is {task.name!r}"
-        else:
-            where, fix = "output_dtype", "Leave it out."
-            if self.vectors != "float32" and not vectors:
-                message = f"is for vectors, and the task is {task.name!r}"
-            elif ranged and self.ranges is None:
-                message = f"{self.vectors} needs the range of each component"
-                fix = f"Name vectors of some texts: {argument(calibration='vectors.npy')}."
-            elif not ranged and self.ranges is not None:
-                message = f"{self.vectors} takes no calibration"
-        if message:
-            raise ConfigError(message, where=where, fix=fix)
+        choose, drop, dtype = "Choose jsonl or parquet.", "Leave it out.", "output_dtype"
+        has = f"and the task is {task.name!r}"
+        ranges = f"Name vectors of some texts: {argument(calibration='vectors.npy')}."
+        for is_fault, where, message, fix in (
+            (self.form == "spans" and not isinstance(task, TaggingTask),
+             "format", f"spans are of the task 'tag', {has}", choose),
+            (self.form == "npy" and not vectors, "format", f"npy holds vectors, {has}", choose),
+            (self.form == "npy" and self.keep, "format", "npy holds no columns to keep", choose),
+            (self.top is not None and not issubclass(prediction_type(task), CUT_TO_TOP),
+             "top", f"keeps the best labels or documents, {has}", drop),
+            (self.vectors != "float32" and not vectors, dtype, f"is for vectors, {has}", drop),
+            (ranged and self.ranges is None,
+             dtype, f"{self.vectors} needs the range of each component", ranges),
+            (self.ranges and not ranged, dtype, f"{self.vectors} takes no calibration", drop),
+        ):  # fmt: skip
+            if is_fault:
+                raise ConfigError(message, where=where, fix=fix)
         # Tables stay tables, vectors are an array unless columns are kept next to them.
         form: PartFormat = "npy" if vectors and not self.keep else "jsonl"
         if all(name.endswith(".parquet") for name in self.files) or (vectors and self.keep):
@@ -455,9 +441,8 @@ def _check_names(columns: dict[str, Any], row: dict[str, Any]) -> None:
     for name in columns:
         if name in row:
             message = f"{name!r} is also a field of the prediction"
-            raise ConfigError(
-                message, where="keep", fix=f"Rename it: {argument(keep=f'{name}=given_{name}')}"
-            )
+            fix = f"Rename it: {argument(keep=f'{name}=given_{name}')}"
+            raise ConfigError(message, where="keep", fix=fix)
 
 
 def _plain(value: Any) -> Any:
@@ -632,6 +617,7 @@ def predict_kept(
         DataError: a row cannot be encoded, and rejects are refused.
     """
     task_model, task = opened.task_model, opened.task_model.task
+    ranges = None if request.ranges is None else np.array(request.ranges, np.float32)
     size = engine.window_size(task, task_model.labels, config)
     for window in engine.grouped(rows, size, lambda row: task.shared(row.example)):
         readable, encoded = window, list[EncodedExample]()
@@ -650,8 +636,12 @@ def predict_kept(
         examples = [row.example for row in readable]
         counts.add(map(task.texts, examples), encoded)
         pairs = engine.predict_encoded(task_model, examples, encoded, config, counts.note)
-        predictions = request.finish([prediction for _, prediction in pairs])
-        yield from zip(readable, predictions, strict=True)
+        for row, (_, prediction) in zip(readable, pairs, strict=True):
+            if request.vectors == "float32":
+                yield row, prediction
+            else:
+                vectors = quantize(prediction.vectors, request.vectors, ranges)
+                yield row, dataclasses.replace(prediction, vectors=vectors)
 
 
 def _location(example: Any) -> str:

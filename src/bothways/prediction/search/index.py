@@ -182,10 +182,9 @@ class Index:
 
     def _array(self, name: str, width: int | None = None) -> NDArray[Any]:
         """Open an array of the folder."""
+        file = self.folder / f"{name}.npy"
         try:
-            array: NDArray[Any] = np.load(
-                self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False
-            )
+            array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise self._damaged(f"{name}.npy: {error}") from error
         expected = "vectors" in name and DTYPES[self.record.stored]
@@ -342,9 +341,8 @@ class Index:
             return open_embedder(model, self.record)
         key = (None if model is None else str(model), precision, device)
         if key not in self.embedders:
-            self.embedders[key] = open_embedder(
-                key[0] or self.record.model, self.record, precision=precision, device=device
-            )
+            name = key[0] or self.record.model
+            self.embedders[key] = open_embedder(name, self.record, None, precision, device)
         return self.embedders[key]
 
     def ranked(
@@ -369,12 +367,8 @@ class Index:
         if mode != "bm25":
             assert vectors is not None
             scores, rows = self.nearest(vectors, count, exact=exact)
-            rankings.append(
-                [
-                    list(zip(*pair, strict=True))
-                    for pair in zip(scores.tolist(), rows.tolist(), strict=True)
-                ]
-            )
+            pairs = zip(scores.tolist(), rows.tolist(), strict=True)
+            rankings.append([list(zip(*pair, strict=True)) for pair in pairs])
         if mode != "vectors":
             rankings.append([self.by_words(query, count) for query in queries])
         hits = list[list[Hit]]()
@@ -458,10 +452,8 @@ def open_embedder(
                 fix = "Name that model, or build the index again with this one."
                 raise FolderError(message, where=model, fix=fix)
             length, settings = record.length, record.settings
-        embedder = open_task(
-            model, "embed", length=length, precision=precision, device=device,
-            settings=settings or {},
-        )  # fmt: skip
+        options: dict[str, Any] = {"precision": precision, "device": device}
+        embedder = open_task(model, "embed", length=length, settings=settings or {}, **options)
     if embedder.similarity_name not in ("cosine", "dot"):
         message = f"the model compares by {embedder.similarity_name}"
         fix = "An index has cosines or dot products: choose a model with one of them."

@@ -151,45 +151,31 @@ def mine_window(
             scores = index.vectors[rows] @ query
         else:
             scores, rows = (array[number] for array in nearest)
-        # Seeded by the row: a resumed run draws the same.
-        draw = np.random.default_rng((mining.seed, first + number))
-        chosen, likely = _choose(index, rows, scores, positive_keys[number], positive, mining, draw)
+        bar, seen = mining.bar(positive), positive_keys[number]
+        near, far = scores > bar, scores <= bar
+        likely = tuple(_unseen(index, rows[near], scores[near], seen))
+        rows, scores = rows[far], scores[far]
+        skip = mining.skip
+        if mining.choose == "random":
+            # The skipped ones are the best ranked: they are cut off before the draw, which is
+            # seeded by the row, so that a resumed run draws the same.
+            draw = np.random.default_rng((mining.seed, first + number))
+            order = draw.permutation(np.arange(len(rows))[skip : mining.depth])
+            rows, scores, skip = rows[order], scores[order], 0
+        candidates = _unseen(index, rows, scores, seen)
+        chosen = tuple(itertools.islice(candidates, mining.negatives + skip))[skip:]
         yield Mined(example, chosen, likely, positive)
 
 
-def _choose(
-    index: Index,
-    rows: NDArray[np.int64],
-    scores: NDArray[np.float32],
-    positive_keys: set[int],
-    positive: float,
-    mining: Mining,
-    draw: np.random.Generator,
-) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
-    """Return the negatives and the likely positives among ranked documents."""
-    bar, seen = mining.bar(positive), set(positive_keys)
-
-    def other(positions: Iterable[int]) -> Iterator[tuple[str, float]]:
-        """Yield candidates that are not positives, each once; a text is read when it is due."""
-        for position in positions:
-            [text] = index.texts([int(rows[position])])
-            if (key := text_key(text)) not in seen:
-                seen.add(key)
-                yield text, float(scores[position])
-
-    positions = np.arange(len(rows))
-    likely = tuple(other(positions[scores > bar].tolist()))
-    positions = positions[scores <= bar]
-    found = list[tuple[str, float]]()
-    count = mining.negatives + mining.skip
-    if mining.choose == "random":
-        # The skipped ones are the best ranked: they are cut off before the draw.
-        positions, count = draw.permutation(positions[mining.skip : mining.depth]), mining.negatives
-    for candidate in other(positions.tolist()):
-        found.append(candidate)
-        if len(found) == count:
-            break
-    return tuple(found[count - mining.negatives :]), likely
+def _unseen(
+    index: Index, rows: NDArray[np.int64], scores: NDArray[np.float32], seen: set[int]
+) -> Iterator[tuple[str, float]]:
+    """Yield the texts of rows with their scores, each once; a text is read when it is due."""
+    for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
+        [text] = index.texts([row])
+        if (key := text_key(text)) not in seen:
+            seen.add(key)
+            yield text, score
 
 
 @dataclass(frozen=True)
