@@ -74,6 +74,9 @@ UNTRAINED = "untrained"
 that the class of transformers has and the model that was saved had not."""
 
 
+_FILES = (*MODEL_FILES, *PICKLE_FILES, "README.md")
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model folder in memory.
@@ -89,6 +92,7 @@ class LoadedModel:
         faults: why heads were dropped: what the file lacks of them, by kind.
         untrained: kinds of heads that the file holds with random values, since nothing read them.
         tokenizer_folder: the folder of the tokenizer, if it is another one, as for an adapter.
+        read_tokenizer: the tokenizer, if it is not one of an encoder.
     """
 
     model: Model
@@ -100,6 +104,7 @@ class LoadedModel:
     faults: Mapping[str, str] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     tokenizer_folder: Path | None = None
+    read_tokenizer: Tokenizer | None = None
 
     def tokenizer(self) -> Tokenizer:
         """Return the folder's tokenizer, with as many segments as the model has.
@@ -109,6 +114,8 @@ class LoadedModel:
             FolderError: the vocabulary is not the one that the model was saved with, or has more
                 ids than the embedding has rows.
         """
+        if self.read_tokenizer is not None:
+            return self.read_tokenizer
         folder = self.tokenizer_folder or self.folder
         tokenizer = Tokenizer.load(folder)
         _check_rows(tokenizer, self.model, folder)
@@ -448,15 +455,14 @@ def write_files(folder: Path, files: Mapping[str, Any], card: str = "") -> None:
         (folder / name).write_bytes(tree if isinstance(tree, bytes) else f"{text}\n".encode())
 
 
-def check_replaceable(path: Path) -> None:
-    """Raise FolderError if a folder holds anything but a model."""
+def check_replaceable(path: Path, reserved: Sequence[str] = _FILES, kind: str = "a model") -> None:
+    """Raise FolderError if a folder holds anything but files with these patterns."""
     if path.exists() and not path.is_dir():
         raise FolderError("is a file, not a folder", where=path, fix="Choose another folder.")
-    reserved = (*MODEL_FILES, *PICKLE_FILES, "README.md")
     present = sorted(file.name for file in path.iterdir()) if path.exists() else []
     foreign = [name for name in present if not any(fnmatch.fnmatch(name, k) for k in reserved)]
     if foreign:
-        message = f"holds files of something other than a model: {listed(foreign)}"
+        message = f"holds files of something other than {kind}: {listed(foreign)}"
         raise FolderError(message, where=path, fix="Choose an empty or a new folder.")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +30,6 @@ from bothways.hub.weight_files import LoadReport
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Hidden
 from bothways.prediction.prepared_model import UnpackedModel
-from bothways.text.tokenizer import Tokenizer
 
 Arrays = Mapping[str, NDArray[np.int64]]
 Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
@@ -255,21 +253,6 @@ OPENERS: Mapping[GraphRuntime, Callable[[Path], tuple[Run, str | None]]] = {
 """Opens a file of each runtime."""
 
 
-@dataclass(frozen=True)
-class StaticFolder(LoadedModel):
-    """A StaticEmbedding folder in memory.
-
-    Attributes:
-        texts: its tokenizer, which is not one of an encoder.
-    """
-
-    texts: Tokenizer | None = None
-
-    def tokenizer(self) -> Tokenizer:
-        assert self.texts is not None
-        return self.texts
-
-
 def open_static(name: str | Path, device: str) -> LoadedModel | None:
     """Open a StaticEmbedding folder; None for another one.
 
@@ -287,5 +270,5 @@ def open_static(name: str | Path, device: str) -> LoadedModel | None:
     model, program = UnpackedModel(encoder, {}), folder / PROGRAM
     program_config = read_object(program, FolderError) if program.is_file() else {}
     model.kept = {"config.json": {}, PROGRAM: program_config}
-    report = LoadReport((TABLE,))
-    return StaticFolder(model, report, folder, extra=read_record(folder), texts=tokenizer)
+    report, record = LoadReport((TABLE,)), read_record(folder)
+    return LoadedModel(model, report, folder, extra=record, read_tokenizer=tokenizer)

@@ -168,14 +168,12 @@ def plan_rows(old: Tokenizer, new: Tokenizer) -> VocabularyChange:
     return VocabularyChange(old, new, tuple(rows))
 
 
-def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
+def converted(model: Model, change: VocabularyChange) -> Model:
     """Return the model with rows for the new vocabulary.
 
     Rows that have no token, such as padding to a round number, stay as long as no token needs them.
-
-    Args:
-        seed: of rows without any old piece: normal, with the mean and the standard deviation of
-            the old rows in each dimension.
+    A row without any old piece is normal, with the mean and the standard deviation of the old rows
+    in each dimension.
     """
     size = change.new.size
     kept_rows = [row for row in change.rows if row.fate == "kept"]
@@ -189,7 +187,7 @@ def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
         larger = Model(larger_config, model.specification).state_dict()
     for name, tensor in model.state_dict().items():
         if tensor.shape != larger[name].shape:
-            state[name] = _rows(tensor, change, size, seed)
+            state[name] = _rows(tensor, change, size)
     # RoBERTa's position rows begin at an offset that follows from the padding id.
     old, new = model.config.position, config.position
     if isinstance(old, Learned) and isinstance(new, Learned) and old.offset != new.offset:
@@ -206,11 +204,11 @@ def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
     return result.eval()
 
 
-def _rows(old: Tensor, change: VocabularyChange, size: int, seed: int) -> Tensor:
+def _rows(old: Tensor, change: VocabularyChange, size: int) -> Tensor:
     """Return a tensor with a row for each new token."""
     # Sums in double precision: the mean of many pieces is exact in fp32.
     exact = old.double()
-    draws = torch.Generator().manual_seed(seed)
+    draws = torch.Generator().manual_seed(0)
     named_rows = torch.from_numpy(np.flatnonzero(change.old.named))
     mean, spread = exact[named_rows].mean(0), exact[named_rows].std(0)
     result = old.new_zeros(size, *old.shape[1:])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence, Sequence as Many
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
@@ -39,15 +38,8 @@ _FINE = 1 / (1 + np.exp(-np.linspace(-12, 12, 2400)))
 """Edges that are close near 0 and 1, where most probabilities are."""
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Predictions of similar confidence.
-
-    Attributes:
-        examples: number of predictions.
-        confidence: their mean probability.
-        accuracy: the share of them that is right.
-    """
+class Bin(NamedTuple):
+    """Predictions of similar confidence: their number, mean probability, and share of right ones."""
 
     examples: int
     confidence: float

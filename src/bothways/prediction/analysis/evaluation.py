@@ -472,10 +472,20 @@ class EvaluationData:
             if embeds and not named:
                 message = f"{self.folder} is a sentence encoder and is scored as embed"
                 self.progress.message(f"note: {message}; naming a task changes that")
+            task_model = predictor.task_model
             if report is not None:
                 done = Evaluation(title, self.analyse(predictor, report))
-            elif embeds:
-                done = self._evaluate_vectors(predictor, title)
+            elif isinstance(task_model, embedding.Embedder):
+                # All layers are scored on pairs with a score; else retrieval is.
+                with self.opened(predictor) as (reading, counts):
+                    first = list(itertools.islice(reading.examples, 1))
+                    examples = itertools.chain(first, reading.examples)
+                    if first and task_model.task.metric_for(first) != task_model.task.metric:
+                        again = dataclasses.replace(reading, examples=examples)
+                        done = Evaluation(title, predictor.evaluate(again, counts=counts))
+                    else:
+                        swept = sweep_layers(task_model, examples, counts)
+                        done = Evaluation(title, vars(swept.best.correlation), layers=swept)
             else:
                 done = Evaluation(title, self.score(predictor))
             if precision == "auto":
@@ -483,19 +493,6 @@ class EvaluationData:
         for warning in self.counts.warnings if self.counts else ():
             self.progress.message(warning)
         return done
-
-    def _evaluate_vectors(self, predictor: Predictor, title: str) -> Evaluation:
-        """Return the scores of all layers on pairs with a score, else those of retrieval."""
-        task_model = predictor.task_model
-        assert isinstance(task_model, embedding.Embedder)
-        with self.opened(predictor) as (reading, counts):
-            first = list(itertools.islice(reading.examples, 1))
-            examples = itertools.chain(first, reading.examples)
-            if first and task_model.task.metric_for(first) != task_model.task.metric:
-                again = dataclasses.replace(reading, examples=examples)
-                return Evaluation(title, predictor.evaluate(again, counts=counts))
-            swept = sweep_layers(task_model, examples, counts)
-        return Evaluation(title, vars(swept.best.correlation), layers=swept)
 
 
 def score_pairs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import logging
 import shutil
 from collections import defaultdict
@@ -21,10 +20,9 @@ from bothways._version import __version__
 from bothways.core.batch import Batch, Layout
 from bothways.core.config import reader as configs
 from bothways.core.config.values import Tree, require_choice
-from bothways.core.errors import DivergedError, FolderError, optional, require
+from bothways.core.errors import DivergedError, optional, require
 from bothways.core.files import check_not_input, local_path, replace_folder
 from bothways.core.progress import SILENT, Progress
-from bothways.core.terminal import listed
 from bothways.hub import model_folder
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.resolve import resolve, resolve_run
@@ -307,14 +305,7 @@ def write_export(
     require("export", "exporting a model", "onnx", *(runtime for _, runtime, _ in steps))
     source, target = resolve(resolve_run(str(folder))), local_path(out)
     check_not_input(target, [source])
-    if target.exists() and not target.is_dir():
-        raise FolderError("is a file, not a folder", where=target, fix="Choose another folder.")
-    # An export replaces only an earlier one.
-    names = sorted(path.name for path in target.iterdir()) if target.exists() else []
-    foreign = [name for name in names if not any(fnmatch.fnmatch(name, x) for x in _OURS)]
-    if foreign:
-        message = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
-        raise FolderError(message, where=target, fix="Choose an empty or a new folder.")
+    model_folder.check_replaceable(target, _OURS, "an export")
     progress.stage("building the graph")
     task_model = open_task_model(source, task, length=length, device="cpu", settings=settings)
     exported = exported_part(task_model)
