@@ -39,7 +39,7 @@ _FINE = 1 / (1 + np.exp(-np.linspace(-12, 12, 2400)))
 
 
 class Bin(NamedTuple):
-    """Predictions of similar confidence: their number, mean probability, and share of right ones."""
+    """Predictions of similar confidence: their number, mean probability, share of right ones."""
 
     examples: int
     confidence: float
