@@ -63,7 +63,6 @@ class Adapter:
     """An adapter folder.
 
     Attributes:
-        folder: the folder.
         settings: the content of `adapter_config.json`.
         base: the local folder of the base model.
         weights: the tensors, by their names without PEFT's prefix.
@@ -102,11 +101,7 @@ class Adapter:
         return next((shapes[name][0] for name in names if name in shapes), None)
 
     def scale(self, module: str, rank: int) -> float:
-        """Return the factor of a module's change: α / r, or α / √r.
-
-        Raises:
-            FolderError: the file holds factors of another rank.
-        """
+        """Return the factor of a module's change, α / r or α / √r; FolderError for another rank."""
         config = self.settings
         expected = _by_pattern(config.get("rank_pattern"), module, config.get("r"))
         alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))

@@ -20,14 +20,7 @@ from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, write_files, write_weights
-from bothways.hub.resolve import (
-    ADAPTER,
-    MODEL_FILES,
-    MODULES,
-    object_in,
-    resolve,
-    resolve_run,
-)
+from bothways.hub.resolve import ADAPTER, MODEL_FILES, MODULES, object_in, resolve, resolve_run
 from bothways.hub.weight_files import open_weights
 from bothways.model.families.weight_names import to_file_names
 from bothways.text.tokenizer import Tokenizer

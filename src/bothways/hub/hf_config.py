@@ -56,10 +56,8 @@ class HFConfig:
     """A `config.json`, as read or as to be written.
 
     Attributes:
-        raw: its settings.
         where: the file.
         model_type: the family, or `NATIVE`.
-        encoder: the encoder's configuration.
         keys: the family's weight names.
         architecture: the class that it names; None for a class that is unknown here.
         heads: the heads of a folder in our own format; None where the class determines them.
@@ -104,11 +102,7 @@ class HFConfig:
         }
 
     def labels(self) -> tuple[str, ...]:
-        """Return the names of a label or tag head's outputs, in order.
-
-        Raises:
-            FolderError: the settings are malformed, or `num_labels` and `id2label` disagree.
-        """
+        """Return the names of a label or tag head's outputs; FolderError if settings disagree."""
         names = self.raw.get("id2label")
         if names is not None and (
             not isinstance(names, dict)
@@ -221,11 +215,7 @@ def _read_adapted(adapter: Adapter) -> HFConfig:
 def open_model(folder: Path, custom: Iterable[Head] = ()) -> tuple[HFConfig, Weights]:
     """Return configuration and tensors of a model folder; an adapter with those of its base.
 
-    Args:
-        custom: heads from outside the library, which the file may name.
-
-    Raises:
-        FolderError: as `read_hf_config` and `open_weights`.
+    Arguments and errors as `read_hf_config` and `open_weights`.
     """
     config, adapter = read_hf_config(folder, custom), read_adapter(folder)
     weights = open_weights(folder if adapter is None else adapter.base)
@@ -240,11 +230,7 @@ def open_model(folder: Path, custom: Iterable[Head] = ()) -> tuple[HFConfig, Wei
 
 
 def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -> HFConfig:
-    """Return the settings of a family in our terms.
-
-    Raises:
-        FolderError: a setting has no counterpart here or is malformed.
-    """
+    """Return the settings of a family in our terms; FolderError for one without counterpart."""
     require_types(raw, location, architectures=list)
     encoder, unknown = family.config_rules.read_all(raw, str(location))
     # Dropouts of heads are known settings, though the encoder does not have them.
@@ -363,7 +349,6 @@ class NativeConfig:
     """The content of the key.
 
     Attributes:
-        encoder: the encoder's configuration.
         heads: the heads of the folder, at most one of each kind.
     """
 
@@ -381,9 +366,6 @@ def read_native(
     raw: Mapping[str, Any], file: Path, custom: Iterable[Head] = ()
 ) -> tuple[EncoderConfig, tuple[Head, ...]]:
     """Return the encoder and the heads that a `config.json` in our own format describes.
-
-    Args:
-        custom: heads from outside the library, which the file may name.
 
     Raises:
         FolderError: a key or value is missing, unknown or malformed; it has the dotted path.

@@ -71,7 +71,6 @@ def model_facts(name: str | Path, labels: Iterable[str] = ()) -> dict[str, str]:
 
     Args:
         name: a model folder, the folder of a run, or an id on the Hub.
-        labels: the names of its outputs.
     """
     folder = resolve(resolve_run(str(name)))
     record = object_in(folder / RECORD)

@@ -81,11 +81,7 @@ def require_types(settings: Mapping[str, Any], file: Path, **types: type) -> Non
 
 
 def resolve_run(name: str) -> str | Path:
-    """Return the model folder of this name; for the folder of a run, the model in it.
-
-    Raises:
-        ResourceError: as `resolve`.
-    """
+    """Return the model folder of this name, of a run the model in it; errors as `resolve`."""
     inner = local_path(name) / "model"
     _recover(inner)
     return inner if is_model_folder(inner) and not is_model_folder(inner.parent) else name

@@ -427,11 +427,7 @@ def program_files(
 
 
 def kept_files(folder: Path, model: Model) -> dict[str, Any]:
-    """Return the files of sentence-transformers for a model that was converted from a folder.
-
-    Raises:
-        FolderError: as `read_program_config`.
-    """
+    """Return sentence-transformers' files for a model that was converted from a folder."""
     config = read_program_config(folder, model.config.max_positions)
     if config is None:
         return {}

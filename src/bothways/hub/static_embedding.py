@@ -26,7 +26,7 @@ from bothways.core.errors import ConfigError, FolderError, TokenizerError
 from bothways.core.files import read_json, read_utf8
 from bothways.core.sequence import Ids
 from bothways.hub.resolve import MODULES, require_inside
-from bothways.hub.weight_files import AGAIN, Weights, open_weights
+from bothways.hub.weight_files import AGAIN, open_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Hidden
 from bothways.model.positions import Learned
@@ -88,11 +88,7 @@ class StaticEncoder(nn.Module):
     def forward(
         self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
     ) -> Hidden:
-        """Return the vectors of all tokens; `only` does not matter.
-
-        Raises:
-            ConfigError: layers are requested.
-        """
+        """Return the vectors of all tokens, whatever `only` is; ConfigError for layers."""
         if keep_layers:
             message = f"a {STATIC} folder has vectors of tokens, and no layers"
             raise ConfigError(message, where="layers", fix="Set layers=[-1].")
@@ -138,7 +134,19 @@ def read_static(folder: Path) -> tuple[StaticEncoder, StaticTokenizer]:
         TokenizerError: the tokenizer cannot be read.
     """
     weights = open_weights(folder)
-    table, file = _read_table(weights), folder / "tokenizer.json"
+    # model2vec may share rows among tokens, and weight tokens.
+    shapes = weights.shapes
+    main = TABLE if TABLE in shapes else "embeddings"
+    names = {TABLE} if TABLE in shapes else {"embeddings", "mapping", "weights"} & {*shapes}
+    if main not in names or len(shapes.get(main, ())) != 2 or names != {*shapes}:
+        message = f"holds {', '.join(sorted(shapes))[:200] or 'nothing'}, not the table of {STATIC}"
+        raise FolderError(message, where=weights.file, fix=AGAIN)
+    table = weights.read(main).float()
+    if "mapping" in names:
+        table = table[weights.read("mapping").long()]
+    if "weights" in names:
+        table = table * weights.read("weights").float()[:, None]
+    file = folder / "tokenizer.json"
     content = read_utf8(file, TokenizerError)
     cut = parse_backend(content, file).truncation or {}
     if cut.get("direction", "right").lower() != "right":
@@ -150,20 +158,6 @@ def read_static(folder: Path) -> tuple[StaticEncoder, StaticTokenizer]:
         raise FolderError(message, where=weights.file, fix=AGAIN)
     # Rows without a token are dropped: the tokenizer's first unused id has the zeros.
     return StaticEncoder(table[: tokenizer.size], length), tokenizer
-
-
-def _read_table(weights: Weights) -> Float[Tensor, "vocab width"]:
-    """Return the vectors of tokens; model2vec may share rows among tokens, and weight tokens."""
-    shapes = weights.shapes
-    names = {TABLE} if TABLE in shapes else {"embeddings", "mapping", "weights"} & {*shapes}
-    main = TABLE if TABLE in shapes else "embeddings"
-    if main not in names or len(shapes.get(main, ())) != 2 or names != {*shapes}:
-        message = f"holds {', '.join(sorted(shapes))[:200] or 'nothing'}, not the table of {STATIC}"
-        raise FolderError(message, where=weights.file, fix=AGAIN)
-    table = weights.read(main).float()
-    if "mapping" in names:
-        table = table[weights.read("mapping").long()]
-    return table * weights.read("weights").float()[:, None] if "weights" in names else table
 
 
 def static_tokenizer(content: str) -> StaticTokenizer:

@@ -54,11 +54,7 @@ class Weights:
 
 
 def open_adapter_weights(folder: Path) -> Weights:
-    """Open the tensors of an adapter of PEFT.
-
-    Raises:
-        FolderError: as `open_weights`.
-    """
+    """Open the tensors of an adapter of PEFT; errors as `open_weights`."""
     if (folder / ADAPTER_WEIGHTS).is_file():
         return _open_safetensors(folder / ADAPTER_WEIGHTS)
     if (pickled := folder / "adapter_model.bin").is_file():

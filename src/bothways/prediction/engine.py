@@ -129,9 +129,6 @@ def predict(
 ) -> Iterator[tuple[E, P]]:
     """Return an iterator of examples with their predictions, in their order, without dropout.
 
-    Args:
-        counts: updated on the way.
-
     Raises:
         ConfigError: the precision is not available on the task's device, or for its model.
         DivergedError: the model's output is not finite.
@@ -227,11 +224,7 @@ def _in_batches(
 def decode_finite(
     task_model: TaskModel[E, P], example: E, encoded: EncodedExample, outputs: Many[Output]
 ) -> P:
-    """Return the prediction for an example from the outputs of its sequences.
-
-    Raises:
-        DivergedError: an output is not finite.
-    """
+    """Decode the outputs of an example's sequences; DivergedError if one is not finite."""
     if not all(np.isfinite(output).all() for output in outputs):
         message = "the model's output is not finite (NaN or infinity)"
         fix = "Its weights are damaged, or its training diverged: use another model."

@@ -59,11 +59,7 @@ class Word(NamedTuple):
 
 
 def example_words(tokenizer: Tokenizer, example: Any) -> list[Word]:
-    """Return the words of an example.
-
-    Raises:
-        DataError: its task is not for one text or two.
-    """
+    """Return the words of an example; DataError if its task is not for one text or two."""
     if isinstance(example, TagExample):
         return [Word(example.whole[start:stop], start, stop, 0) for start, stop in example.spans]
     texts = [getattr(example, name, None) for name in ("text", "text_b")]

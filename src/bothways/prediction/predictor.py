@@ -704,11 +704,7 @@ _ALIASES = {
 
 
 def _bind(
-    loaded: LoadedModel,
-    name: str | None,
-    *,
-    length: int | None,
-    settings: Tree | Iterable[str],
+    loaded: LoadedModel, name: str | None, *, length: int | None, settings: Tree | Iterable[str]
 ) -> TaskModel[Any, Any]:
     """Return the task of a folder with its model, in evaluation mode."""
     settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)

@@ -93,9 +93,6 @@ class PreparedEmbedding:
     """An embedding layer without dropout and gradients, with its tensors at hand.
 
     Looking up and calling its modules takes as long as the operations on a short text.
-
-    Args:
-        embedding: the layer; its tensors are shared.
     """
 
     def __init__(self, embedding: Embedding) -> None:
@@ -274,8 +271,6 @@ class UnpackedModel(PreparedModel):
 
     Args:
         encoder: computes the vectors, such as a graph in another runtime or a table.
-        heads: by kind.
-        precision: of the encoder.
     """
 
     def __init__(

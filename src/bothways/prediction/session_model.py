@@ -69,11 +69,7 @@ class SessionEncoder(nn.Module):
     def forward(
         self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
     ) -> Hidden:
-        """Return the outputs of all tokens, or of sequences; `only` does not matter.
-
-        Raises:
-            ConfigError: other layers than the last one are asked for.
-        """
+        """Return the outputs of all tokens, or of sequences; ConfigError for other layers."""
         if keep_layers:
             message = "an exported model has its last layer alone"
             fix = f"Set layers=[-1], or use {argument(runtime='torch')}."
@@ -113,14 +109,7 @@ def _places(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 class SessionModel(UnpackedModel):
-    """A graph with the interface of a prepared model.
-
-    Args:
-        config: of the encoder in the graph.
-        head: the head in the graph, "none" for the vectors of tokens.
-        run: computes the graph.
-        precision: of the graph.
-    """
+    """A graph with the interface of a prepared model; arguments as `SessionEncoder`."""
 
     def __init__(
         self,

@@ -128,7 +128,6 @@ class Dialect:
     """The format of a family's checkpoints.
 
     Attributes:
-        family: the family of the models.
         paths: the names of variables.
         up, down: the biases of the dense layers of a block, by transformers' names.
         counts: setting → the name of the tensors whose number is the setting.
@@ -173,7 +172,6 @@ class TensorFlowCheckpoint:
         model: the model in evaluation mode, in fp32, on the CPU.
         report: the variables that were used, by transformers' names, and unused, by TensorFlow's.
         tokenizer: the tokenizer of `vocab.txt` or a SentencePiece file in the folder; None without.
-        index: the `.index` file.
     """
 
     model: Model
@@ -374,10 +372,8 @@ class BundleEntry:
 
     Attributes:
         dtype: the type of its little-endian numbers.
-        shape: its shape; empty for a scalar.
         shard: the number of the data file.
         offset: the first byte in the data file.
-        size: the number of bytes.
         checksum: the masked checksum of its bytes.
     """
 

@@ -51,7 +51,6 @@ class RowChange:
 
     Attributes:
         id, token: of the new vocabulary.
-        fate: what was done.
         sources: old ids with weights that add up to 1; empty for a random row.
     """
 

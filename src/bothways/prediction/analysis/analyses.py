@@ -45,11 +45,7 @@ def _shown(
 
 
 class DecisionAnalysis(base.TaskAnalysis[E, P]):
-    """Confusion of classes and calibration, where one of several classes is right.
-
-    Args:
-        names: of the classes, in order.
-    """
+    """Confusion of classes and calibration, where one of several classes is right."""
 
     grade_name, cost_name = "accuracy", "cross-entropy"
 
@@ -130,11 +126,7 @@ class ChoiceAnalysis(DecisionAnalysis[ChoiceExample, p.ChoicePrediction]):
 
 
 class LabelSetAnalysis(base.TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
-    """Counts of each label and calibration.
-
-    Args:
-        labels: labels of the model, in order.
-    """
+    """Counts of each label and calibration."""
 
     grade_name, cost_name, calibrated = "all labels right", "cross-entropy", "labels"
 
@@ -281,12 +273,7 @@ def outcomes(truth: Many[Chunk], predicted: Many[Chunk]) -> list[tuple[Chunk, Ou
 
 
 class TagAnalysis(DecisionAnalysis[TagExample, TagPrediction]):
-    """Outcomes of entities, confusion of tags, and calibration.
-
-    Args:
-        task: the task.
-        labels: labels of the model, in order.
-    """
+    """Outcomes of entities, confusion of tags, and calibration."""
 
     grade_name, cost_name = "F1 of the sentence", "cross-entropy of the sentence"
     calibrated = "tags"

@@ -262,14 +262,7 @@ class Traits:
     def add(
         self, encoded: EncodedExample, texts: Many[str], unknown: int, cost: float, grade: float
     ) -> None:
-        """Add an example.
-
-        Args:
-            encoded: its encoded form.
-            texts: texts of the example.
-            unknown: the id of the unknown token.
-            cost, grade: cost and grade of its prediction.
-        """
+        """Add an example with cost and grade of its prediction; the id of the unknown token."""
         ids = np.concatenate([sequence.ids for sequence in encoded.sequences])
         words = [{*text.lower().split()} for text in texts]
         shared = math.nan  # else the Jaccard index of a pair's words

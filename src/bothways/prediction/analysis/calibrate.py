@@ -40,7 +40,6 @@ class CalibrationResult:
     """A calibrated model.
 
     Attributes:
-        folder: its folder.
         before, after: "loss" and "calibration_error" (15 bins of equal width), measured on halves
             of the data that a calibration on the other half has not seen.
         temperature: of a classifier; None where each label has a scale and an offset.

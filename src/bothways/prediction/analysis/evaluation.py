@@ -66,8 +66,6 @@ class Int8Report:
 
     Attributes:
         metric: the metric that counts, the task's own.
-        direction: its better direction.
-        fp32, int8: the measurements.
     """
 
     metric: str
@@ -382,7 +380,6 @@ class EvaluationData:
     Attributes:
         folder, name: the names of the model and of the data, which is a file without the rest.
         columns: to read, by role; None as in training.
-        counts: of the last reading.
         examples, rows: examples of the task, or rows in memory, instead of a file.
     """
 

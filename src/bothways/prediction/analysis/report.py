@@ -66,7 +66,6 @@ class AnalysisResult:
 
     Attributes:
         metrics: metrics, as of `engine.evaluate_task`.
-        examples: number of examples.
         sections: sections of the report, without settings.
         baseline: metrics of the majority baseline on the examples.
     """
@@ -78,9 +77,7 @@ class AnalysisResult:
 
 
 def analyse(
-    task_model: TaskModel[Any, Any],
-    examples: Iterable[Any],
-    counts: PredictionCounts | None = None,
+    task_model: TaskModel[Any, Any], examples: Iterable[Any], counts: PredictionCounts | None = None
 ) -> AnalysisResult:
     """Evaluate a task and analyse its predictions; arguments and errors as `evaluate_task`."""
     return analyse_encoded(task_model, encoded_windows(task_model, examples), counts)
@@ -136,10 +133,8 @@ def analysis_report(
     """Return the report of an analysis.
 
     Args:
-        model, data: their names.
         facts: what the model is (`hub.provenance.model_facts`).
         training: the configuration of the run that trained the model, if known.
-        precision: the precision of the evaluation.
     """
     if precision == "auto":
         precision = "bf16" if has_bf16(device_of(task_model)) else "fp32"

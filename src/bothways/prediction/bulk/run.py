@@ -320,11 +320,7 @@ class _BulkRun:
         (self.out / SUCCESS).unlink(missing_ok=True)
 
     def origin(self, name: str) -> Origin:
-        """Return an input as it is now.
-
-        Raises:
-            DataError: a data set of the Hub has changed since the work began.
-        """
+        """Return an input as it is now; DataError if a data set of the Hub has changed."""
         if is_stream(name):
             return Origin(name)
         origin = origin_of(name if name.startswith(HUB) else str(file_at(name)))
@@ -413,11 +409,7 @@ class _BulkRun:
         self.progress.advance(done, quantity(rows, "row(s)"))
 
     def take(self, result: PartResult | BothwaysError) -> None:
-        """Write a part, its rejected rows, then its marker; raise the error of one that failed.
-
-        Raises:
-            ResourceError: no space, or no permission.
-        """
+        """Write a part, its rejected rows, then its marker; raise the error of one that failed."""
         if isinstance(result, BothwaysError):
             raise result
         part_file, rejects, marker_file = self.part_files(result.file, result.part)

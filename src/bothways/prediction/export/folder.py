@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import shutil
 from collections import defaultdict
@@ -32,7 +31,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction import session_model
 from bothways.prediction.analysis.evaluation import MAX_LOSS, Int8Report, measure_int8
-from bothways.prediction.export.encoder_graph import GlobalRule, Separators
+from bothways.prediction.export.encoder_graph import Separators
 from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.base import Metrics, TaskModel
@@ -112,7 +111,6 @@ class Comparison:
     """Difference between the outputs of a runtime and the model.
 
     Attributes:
-        runtime: its name.
         largest: the largest difference, as a share of the largest output, at least of 1.
         tolerance: the largest that is allowed.
         shapes: the rows and lengths that were compared.
@@ -189,37 +187,23 @@ def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
         row_lengths = [min(length, config.max_positions) for length in lengths]
         ids = torch.randint(config.vocab, (sum(row_lengths),), generator=draw)
         segments = torch.randint(max(1, config.segments), (sum(row_lengths),), generator=draw)
-        batch, separators = Batch(ids, segments, Layout.of(row_lengths)), Separators(0, 0)
-        if config.has_global_attention:
+        layout, mask = Layout.of(row_lengths), None
+        if config.has_global_attention and rule != "none":
             # A separator in each text, and global tokens as tasks mark them.
-            if exported.separators is not None and rule not in ("none", "first"):
-                separators, layout = exported.separators, batch.layout
-                token_counts = layout.cu_seqlens.diff()
-                middle = (layout.first_tokens + token_counts // 2)[token_counts > 2]
-                batch = dataclasses.replace(
-                    batch, ids=batch.ids.index_fill(0, middle, separators.id)
-                )
-            mask = global_tokens(batch, rule, separators.id, separators.between)
-            batch = dataclasses.replace(batch, global_attention_mask=mask)
-        yield batch
-
-
-def global_tokens(batch: Batch, rule: GlobalRule, separator: int, between: int) -> Tensor | None:
-    """Return True for the global tokens of a rule, sequence by sequence."""
-    if rule == "none":
-        return None
-    result = torch.zeros_like(batch.ids, dtype=torch.bool)
-    for start, length in zip(batch.layout.first_tokens.tolist(), batch.layout.lengths, strict=True):
-        row = batch.ids[start : start + length].tolist()
-        at = row.index(separator) if rule != "first" and separator in row else 0
-        match rule:
-            case "first":
-                result[start] = True
-            case "question":
-                result[start : start + at] = True
-            case "ending":
-                result[start + at + between : start + length] = True
-    return result
+            mask = torch.zeros_like(ids, dtype=torch.bool)
+            for start, length in zip(layout.first_tokens.tolist(), row_lengths, strict=True):
+                if rule == "first":
+                    mask[start] = True
+                    continue
+                assert exported.separators is not None
+                separator, between = exported.separators.id, exported.separators.between
+                if length > 2:
+                    ids[start + length // 2] = separator
+                row = ids[start : start + length].tolist()
+                at = start + (row.index(separator) if separator in row else 0)
+                end = start + length
+                mask[slice(start, at) if rule == "question" else slice(at + between, end)] = True
+        yield Batch(ids, segments, layout, global_attention_mask=mask)
 
 
 def _share(expected: Tensor, actual: Tensor) -> float:
@@ -266,8 +250,6 @@ class ExportResult:
     """Result of an export.
 
     Attributes:
-        folder: the exported folder.
-        task: the name of the task that it is for.
         comparisons: the comparison with the model in each runtime.
         int8: the cost and gain of int8 in each runtime; empty if it was not asked for.
         sizes: bytes by file of a graph.

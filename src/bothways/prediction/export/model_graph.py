@@ -68,11 +68,7 @@ class ExportedPart:
 
 
 def head_kind(kind: str) -> HeadKind:
-    """Return the kind as one that can be exported.
-
-    Raises:
-        FolderError: it cannot.
-    """
+    """Return the kind as one that can be exported; FolderError if it cannot."""
     kinds: dict[str, HeadKind] = {name: name for name in get_args(HeadKind)}
     if kind not in kinds:
         message = f"the head {kind!r} cannot be exported"

@@ -199,16 +199,21 @@ class _Change:
 
     def _delete(self, added: list[bytes], delete: frozenset[str]) -> list[int]:
         """Mark replaced and deleted rows, and return the places of segments to join."""
-        stored_ids = _array(()) if self.index is None else self.index.ids[~self.index.deleted]
+        stored_ids = (
+            ranking.encode_ids(()) if self.index is None else self.index.ids[~self.index.deleted]
+        )
         unknown = delete - {
-            name.decode() for name in stored_ids[np.isin(stored_ids, _array(delete))].tolist()
+            name.decode()
+            for name in stored_ids[np.isin(stored_ids, ranking.encode_ids(delete))].tolist()
         }
         if unknown:
             message = f"there is no document {listed(map(repr, sorted(unknown)), 5)} to delete"
             raise DataError(message, where="delete", fix="Name ids of the index.")
         if self.index is None:
             return []
-        self.index.deleted |= np.isin(self.index.ids, np.array([*added, *_array(delete)], "S"))
+        self.index.deleted |= np.isin(
+            self.index.ids, np.array([*added, *ranking.encode_ids(delete)], "S")
+        )
         positions = range(len(self.record.segments))
         live = [int((~self.index.deleted_in(position)).sum()) for position in positions]
         joined, size = list[int](), len(added)
@@ -272,7 +277,3 @@ class _Change:
             graph.add(np.arange(start, start + len(block)), block)
             self.progress.advance(start + len(block))
         replace_file(self.path("graph", "usearch"), lambda path: graph.save(str(path)))
-
-
-def _array(ids: Iterable[str]) -> Any:
-    return np.array([name.encode() for name in ids], "S")

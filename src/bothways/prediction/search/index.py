@@ -37,13 +37,7 @@ from bothways.data.tables import given_rows
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.prediction.search.ranking import (
-    BM25,
-    DTYPES,
-    Stored,
-    StoredVectors,
-    search_signs,
-)
+from bothways.prediction.search.ranking import BM25, DTYPES, Stored, StoredVectors, search_signs
 from bothways.tasks.sentence_embedding.nearest import Found, Nearest, dot_products, top_k
 
 RECORD = "index.json"
@@ -85,9 +79,7 @@ class IndexRecord:
         normalised: whether vectors have length 1, so that scores are cosines.
         stored, scale: see `ranking`.
         prompts: before a query and before a document.
-        segments: of the documents.
         deleted, bm25: the numbers of the newest files of these, if there are any.
-        changes: the number of changes.
         next_id: of a text that has none.
     """
 
@@ -332,11 +324,7 @@ class Index:
     def embedder(
         self, model: str | Path | Predictor | None, precision: PredictPrecision, device: str
     ) -> Predictor:
-        """Return the model of the index, as it was when the index was built.
-
-        Raises:
-            FolderError: it is another model.
-        """
+        """Return the model of the index as it was when it was built; FolderError for another."""
         if isinstance(model, Predictor):
             return open_embedder(model, self.record)
         key = (None if model is None else str(model), precision, device)

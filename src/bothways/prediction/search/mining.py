@@ -96,7 +96,6 @@ class Answers:
     """The positives of each query in all rows, by the keys of their texts; 16 bytes a pair.
 
     Attributes:
-        rows: the number of rows.
         digest: the SHA-256 of all pairs in order.
     """
 
@@ -187,7 +186,6 @@ class MiningReport:
         likely_file: the likely positives that were dropped, with their scores.
         rows, negatives: the numbers of them.
         short: rows with fewer negatives than wanted.
-        likely: the number of likely positives.
         with_likely: rows that had one.
     """
 

@@ -101,6 +101,11 @@ def choose_scale(vectors: Float32[np.ndarray, "rows width"]) -> float:
     return (largest or 1.0) / 127
 
 
+def encode_ids(ids: Iterable[str]) -> Shaped[np.ndarray, " ids"]:
+    """Return ids as an array of bytes."""
+    return np.array([name.encode() for name in ids], "S")
+
+
 def signs(vectors: Float32[np.ndarray, "rows width"]) -> Shaped[np.ndarray, "words rows"]:
     """Return the signs of vectors, 64 components a word; the words of a component together."""
     bits = np.packbits(vectors > 0, axis=1)
@@ -188,22 +193,14 @@ def search_words(text: str) -> list[str]:
 
 
 class BM25:
-    """The words of documents, counted.
-
-    Args:
-        scorer: of bm25s, indexed.
-    """
+    """The words of documents, counted by an indexed scorer of bm25s."""
 
     def __init__(self, scorer: Any) -> None:
         self.scorer = scorer
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> BM25:
-        """Count the words of texts, at least one.
-
-        Raises:
-            ResourceError: bm25s is not installed.
-        """
+        """Count the words of texts, at least one; ResourceError if bm25s is not installed."""
         with optional("search", "BM25"):
             import bm25s
         ids, documents = dict[str, int](), list[list[int]]()
@@ -227,11 +224,7 @@ class BM25:
         self.scorer.save(folder, show_progress=False)
 
     def search(
-        self,
-        query: str,
-        k: int,
-        *,
-        names: Shaped[np.ndarray, " rows"] | None = None,
+        self, query: str, k: int, *, names: Shaped[np.ndarray, " rows"] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return scores and rows of the k best documents that share a word with a query.
 
