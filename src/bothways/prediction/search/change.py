@@ -199,21 +199,16 @@ class _Change:
 
     def _delete(self, added: list[bytes], delete: frozenset[str]) -> list[int]:
         """Mark replaced and deleted rows, and return the places of segments to join."""
-        stored_ids = (
-            ranking.encode_ids(()) if self.index is None else self.index.ids[~self.index.deleted]
-        )
-        unknown = delete - {
-            name.decode()
-            for name in stored_ids[np.isin(stored_ids, ranking.encode_ids(delete))].tolist()
-        }
-        if unknown:
+        gone, stored = ranking.encode_ids(delete), ranking.encode_ids(())
+        if self.index is not None:
+            stored = self.index.ids[~self.index.deleted]
+        known = {name.decode() for name in stored[np.isin(stored, gone)].tolist()}
+        if unknown := delete - known:
             message = f"there is no document {listed(map(repr, sorted(unknown)), 5)} to delete"
             raise DataError(message, where="delete", fix="Name ids of the index.")
         if self.index is None:
             return []
-        self.index.deleted |= np.isin(
-            self.index.ids, np.array([*added, *ranking.encode_ids(delete)], "S")
-        )
+        self.index.deleted |= np.isin(self.index.ids, np.array([*added, *gone], "S"))
         positions = range(len(self.record.segments))
         live = [int((~self.index.deleted_in(position)).sum()) for position in positions]
         joined, size = list[int](), len(added)
