@@ -243,8 +243,7 @@ def _change(
         message = f"changes {module} by a matrix of {list(shape)}"
         reason = "does not have it" if target is None else f"has {list(target)} there"
         message += f", and the base model {reason}"
-        fix = "Check base_model_name_or_path."
-        raise FolderError(message, where=adapter.weights.file, fix=fix)
+        raise FolderError(message, where=adapter.weights.file, fix="Check base_model_name_or_path.")
     scale = adapter.scale(module, rank)
 
     def change() -> Tensor:

@@ -187,8 +187,7 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         class_name = str(name).rpartition(".")[2]
         if class_name not in classes:
             message = f"scores are made by {name!r:.80}"
-            fix = f"Supported are {' and '.join(classes)}."
-            raise FolderError(message, where=folder, fix=fix)
+            raise FolderError(message, where=folder, fix=f"Supported are {' and '.join(classes)}.")
         prompts = _read_prompts(program, file)
         return CrossEncoderConfig(classes[class_name], length, *prompts)
     if not (root / MODULES).is_file():

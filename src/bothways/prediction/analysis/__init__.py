@@ -1,4 +1,1 @@
-"""Analysis of a model's predictions: errors, confusions and calibration, example by example.
-
-May import: report, prediction, tasks and everything below.
-"""
+"""Analysis of a model's predictions: errors, confusions and calibration, example by example."""

@@ -310,8 +310,7 @@ class _BulkRun:
             names = sorted(path.name for path in self.out.iterdir())
             if foreign := [x for x in names if not x.startswith((LOCK, OWNER, files.HIDDEN))]:
                 message = f"holds other files, such as {foreign[0]!r}"
-                fix = "Choose a new or empty folder."
-                raise ResourceError(message, where=self.out, fix=fix)
+                raise ResourceError(message, where=self.out, fix="Choose a new or empty folder.")
         for name in (PARTS, REJECTS, FILES):
             files.make_folder(self.out / name)
         for name in self.request.files:

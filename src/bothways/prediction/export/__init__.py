@@ -1,4 +1,1 @@
-"""Models as graphs for other runtimes: ONNX and OpenVINO, each in a folder that they read.
-
-Above `prediction`, which runs an exported model; below `commands`.
-"""
+"""Models as graphs for other runtimes: ONNX and OpenVINO, each in a folder that they read."""

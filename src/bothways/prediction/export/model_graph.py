@@ -139,15 +139,16 @@ class _ModelGraph(EncoderGraph):
             case head_modules.LinearOutput(dense=dense):
                 return self.dense(x, dense)
             case head_modules.OwnOutput():
-                x = x if head.reads == "late" else self._hidden(head, x)
+                if head.reads != "late":
+                    x = self.activate(head.activation, self.dense(x, head.inner))
                 return self.dense(self.norm(x, head.norm), head.dense)
             case head_modules.DeepOutput():
                 inner = self.activate(head.activation, self.dense(x, head.up))
                 x = self.op("Add", x, self.dense(inner, head.down))
                 return self.dense(self.norm(x, head.norm), head.dense)
             case head_modules.ReplacedOutput():
-                if head.norm is not None:
-                    x = self.norm(self.op("Add", x, self._first(x)), head.norm)
+                if head.norm is not None:  # of the sum with the first token's vector
+                    x = self.norm(self.op("Add", x, self.slice(x, 0, 1, 1)), head.norm)
                 x = self.activate(head.activation, self.dense(x, head.inner))
                 return self.dense(x, head.dense)
             case head_modules.MaskedOutput():
@@ -161,9 +162,6 @@ class _ModelGraph(EncoderGraph):
             case _:
                 raise AssertionError(f"no graph for {type(head).__name__}")
 
-    def _hidden(self, head: head_modules.OwnOutput, x: str) -> str:
-        return self.activate(head.activation, self.dense(x, head.inner))
-
     def _tokens(self, x: str, matrix: nn.Linear | None) -> str:
         """Multiply by the token embedding, which is stored once, or by the head's own matrix."""
         if matrix is not None:
@@ -175,17 +173,13 @@ class _ModelGraph(EncoderGraph):
         """Return the vector that a head of sequences reads `(rows, width)`."""
         if isinstance(head, head_modules.OwnOutput):
             if head.reads == "late":
-                return self._mean(self._hidden(head, x))
+                return self._mean(self.activate(head.activation, self.dense(x, head.inner)))
             return self._mean(x) if head.reads == "mean" else self._representative(x)
         if isinstance(head, head_modules.VectorOutput):
             return self._unit(self._mean(x) if head.reads == "mean" else self._representative(x))
         pooler = self.model.heads["pooler"]
         assert isinstance(pooler, head_modules.Pooler)
         return self.op("Tanh", self.dense(self._representative(x), pooler.dense))
-
-    def _first(self, x: str) -> str:
-        """Return the vector of the first token `(rows, 1, width)`."""
-        return self.slice(x, 0, 1, 1)
 
     def _representative(self, x: str) -> str:
         """Return the vector of the first token, or in a causal encoder of the last one."""
@@ -210,7 +204,7 @@ class _ModelGraph(EncoderGraph):
         """Return the pooled vector of each row."""
         match pooling:
             case "cls":
-                return self.op("Squeeze", self._first(x), (1,))
+                return self.op("Squeeze", self.slice(x, 0, 1, 1), (1,))
             case "lasttoken":
                 end = self.op("Sub", self._lengths(), 1)  # (rows, 1)
                 return self.op("GatherND", x, end, batch_dims=1)
