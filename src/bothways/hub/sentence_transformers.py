@@ -78,7 +78,7 @@ _DENSE_ACTIVATIONS: dict[str, Activation | Literal["tanh"] | None] = {
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.SiLU": "silu",
 }
-_FIX = "Supported: Transformer and Pooling, or StaticEmbedding, then Dense layers and Normalize."
+_FIX = "Supported: Transformer and Pooling or StaticEmbedding, perhaps Dense layers and Normalize."
 
 
 class Projection(nn.Module):
@@ -134,8 +134,7 @@ class CrossEncoderConfig:
     Attributes:
         activation: what is made of the logit.
         length: the longest pair, in tokens.
-        prompts: texts that are put before the first one, by name.
-        prompt_name: the prompt that is used by default; None for none.
+        prompts, prompt_name: as in `SentenceEncoderConfig`, for the first text.
     """
 
     activation: ScoreActivation

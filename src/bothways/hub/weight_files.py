@@ -259,8 +259,7 @@ class LoadReport:
         fresh: our tensors that start at random as requested.
         unknown_settings: settings of `config.json` that the family is not known to have.
         unread_files: files of the folder that may hold a part of the model and were not read.
-        wrappers: prefixes such as `module.` that were removed from the file's names.
-        adapter: a note on the adapter that changed tensors; empty without one.
+        wrappers, adapter: as in `Weights`.
         sources: the file's own names, by full name.
         copies: (name of a copy, name of the tensor that it must equal), in full.
     """

@@ -53,7 +53,6 @@ class PreparedBlock(Block):
 
     Args:
         block: the parts, which become those of this block.
-        pack: makes the packed form of a dense layer.
         plain_queries: whether the projection to queries, keys and values stays an `nn.Linear`, as
             an enhanced mask decoder applies a part of it.
     """
@@ -126,7 +125,6 @@ class PreparedEncoder(Encoder):
 
     Args:
         encoder: the parts, which become those of this encoder.
-        pack: makes the packed form of a dense layer.
 
     Attributes:
         embed: the embedding, for batches that `layers` computes.
@@ -211,13 +209,11 @@ class PreparedModel(Model):
 
     Args:
         parts: a copy of a model, whose modules become those of this one.
-        pack: makes the packed form of a dense layer.
         precision: of matrix products.
-        pack_head: the same for the dense layers of heads and for the one that projects narrow
+        pack_head: as `pack`, for the dense layers of heads and for the one that projects narrow
             embeddings; None to leave them as they are.
 
     Attributes:
-        device: of the model.
         autocast_dtype: the type in which the layers that are not packed multiply.
         splits_batches: whether one kernel takes any number of tokens, as many at a time as the
             cache holds.

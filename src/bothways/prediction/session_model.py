@@ -56,7 +56,6 @@ class SessionEncoder(nn.Module):
     """The whole graph as an encoder, whose vectors are the outputs of the head.
 
     Args:
-        config: of the encoder in the graph.
         head: the head in the graph, "none" for the vectors of tokens.
         run: computes the graph.
     """

@@ -445,7 +445,6 @@ class EvaluationData:
         """Return the scores of a model.
 
         Args:
-            open_in: opens the model for a precision.
             report: a page to write.
             limit: the most points that int8 may lose.
             named: whether the user has named the task.

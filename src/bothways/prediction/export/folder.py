@@ -278,7 +278,6 @@ def write_export(
     Args:
         settings: settings of the task, such as {"pooling": "cls"} or ["pooling=cls"].
         int8: labelled data for second files in int8, which are written only if they pass.
-        progress: receives the stages.
     """
     formats = [*get_args(Format)] if to == "both" else [to] if isinstance(to, str) else [*to]
     require_choice(Format, "to", *formats or ["nothing"])
