@@ -54,7 +54,11 @@ def digest_of_model(name: str, *, whole: bool = False) -> str:
         pickles = () if any(folder.glob("*model*.safetensors")) else PICKLE_FILES
         patterns = (*MODEL_FILES, *pickles)
     # Names and contents of the files, and of those in folders.
-    matching = [x for x in folder.iterdir() if any(fnmatch.fnmatch(x.name, p) for p in patterns)]
+    matching = [
+        path
+        for path in folder.iterdir()
+        if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)
+    ]
     inner = [file for path in matching if path.is_dir() for file in path.rglob("*")]
     files = sorted(file for file in (*matching, *inner) if file.is_file())
     names = ((file.relative_to(folder).as_posix(), file) for file in files)

@@ -116,9 +116,13 @@ def prepare_task_model(
     batch_invariant: bool = False,
 ) -> TaskModel[E, P]:
     """Return the task in evaluation mode with its model prepared, see `prepare_model`."""
-    t, prepare = task_model, prepared_model.prepare_model
-    model = prepare(t.model, precision, batch_invariant=batch_invariant)
-    return type(t)(t.task, model, t.tokenizer, t.labels, t.length).eval()
+    model = prepared_model.prepare_model(
+        task_model.model, precision, batch_invariant=batch_invariant
+    )
+    prepared = type(task_model)(
+        task_model.task, model, task_model.tokenizer, task_model.labels, task_model.length
+    )
+    return prepared.eval()
 
 
 def predict(

@@ -108,8 +108,9 @@ class Predictor:
         self._reopen, self._asked = reopen, (precision, batch_invariant)
         self._unprepared: TaskModel[Any, Any] | None = None
         if not isinstance(task_model.model, PreparedModel):
-            prepare = engine.prepare_task_model
-            task_model = prepare(task_model, precision, batch_invariant=batch_invariant)
+            task_model = engine.prepare_task_model(
+                task_model, precision, batch_invariant=batch_invariant
+            )
         self.task_model = task_model.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:

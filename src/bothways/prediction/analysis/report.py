@@ -151,7 +151,9 @@ def analysis_report(
     note = f" ({notes[metric]})" if metric in notes else ""
     computed = f", computed in {precision}" if precision != "fp32" else ""
     parts = {"task": task_model.task, "encoder": task_model.model.config, "run": training}
-    configurations = {key: configs.to_dict(x) for key, x in parts.items() if x is not None}
+    configurations = {
+        name: configs.to_dict(part) for name, part in parts.items() if part is not None
+    }
     settings: list[Sequence[s.Cell]] = [
         ["data", data],
         ["precision", precision],

@@ -440,8 +440,10 @@ def open_embedder(
                 fix = "Name that model, or build the index again with this one."
                 raise FolderError(message, where=model, fix=fix)
             length, settings = record.length, record.settings
-        options: dict[str, Any] = {"precision": precision, "device": device}
-        embedder = open_task(model, "embed", length=length, settings=settings or {}, **options)
+        embedder = open_task(
+            model, "embed", length=length, precision=precision, device=device,
+            settings=settings or {},
+        )  # fmt: skip
     if embedder.similarity_name not in ("cosine", "dot"):
         message = f"the model compares by {embedder.similarity_name}"
         fix = "An index has cosines or dot products: choose a model with one of them."
