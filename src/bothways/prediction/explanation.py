@@ -83,8 +83,9 @@ def without(example: Any, words: Many[Word], index: int) -> Any:
     word = words[index]
     if isinstance(example, TagExample):
         words_left = (*example.words[:index], *example.words[index + 1 :])
-        neighbours = {"before": example.before, "after": example.after}
-        return TagExample(words_left, where=example.where, **neighbours)
+        return TagExample(
+            words_left, where=example.where, before=example.before, after=example.after
+        )
     name = "text_b" if word.part else "text"
     text = getattr(example, name)
     left, right = text[: word.start], text[word.stop :]
@@ -166,11 +167,7 @@ HeadWeights = Many[Float32[np.ndarray, "heads n n"]]
 
 
 def attentions(task_model: TaskModel[Any, Any], sequence: Sequence) -> HeadWeights:
-    """Return the attention probabilities of each layer for a sequence.
-
-    Raises:
-        ConfigError: the encoder has no attention, or one without a probability for each pair.
-    """
+    """Return the attention probabilities of each layer for a sequence; ConfigError without any."""
     encoder = task_model.model.encoder
     if not isinstance(encoder, Encoder):
         raise ConfigError("this encoder has no attention", where="method")

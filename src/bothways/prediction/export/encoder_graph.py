@@ -357,13 +357,12 @@ class EncoderGraph(GraphBuilder):
         added = self._position_scores(module, q, k, scale)
         result = self._product(q, k, v, [*added, self._bias(pattern)])
         if self.global_tokens is not None and module.global_qkv is not None:
-            global_heads = self._split_heads(self.dense(x, module.global_qkv))
-            # Rows of other tokens are arbitrary; of one global token its row is repeated.
-            global_q, *keys_values = global_heads
+            # Rows of tokens that are not global are arbitrary; a single global one is repeated.
+            global_q, global_k, global_v = self._split_heads(self.dense(x, module.global_qkv))
             if self.rule == "first":
                 global_q = self.slice(global_q, 0, 1, 2)
             global_q = self.op("Mul", global_q, scale)
-            global_result = self._product(global_q, *keys_values, [self._bias(Full())])
+            global_result = self._product(global_q, global_k, global_v, [self._bias(Full())])
             is_global = self.unsqueeze(self.global_tokens, 1, 3)  # (rows, 1, length, 1)
             result = self.op("Where", is_global, global_result, result)
         joined = self.op("Transpose", result, perm=(0, 2, 1, 3))

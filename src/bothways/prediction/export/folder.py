@@ -214,7 +214,7 @@ def _share(expected: Tensor, actual: Tensor) -> float:
 
 Format = Literal["onnx", "openvino"]
 """Formats of an export."""
-RUNTIMES: Mapping[Format, tuple[session_model.GraphRuntime, str]] = {
+RUNTIMES: Mapping[str, tuple[session_model.GraphRuntime, str]] = {
     "onnx": ("onnxruntime", "onnxruntime"), "openvino": ("openvino", "OpenVINO"),
 }  # fmt: skip
 """The runtime of each format, and its title."""
@@ -380,7 +380,7 @@ def _save(graph: onnx.ModelProto, file: Path) -> None:
     )
 
 
-def _quantise(hidden: Path, form: Format, model: Model, exported: ExportedPart) -> None:
+def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> None:
     """Write a graph in int8: weights are rounded here, activations by the runtime."""
     if form == "openvino":
         source = hidden / "onnx" / "int8_weights.onnx"
