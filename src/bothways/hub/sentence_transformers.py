@@ -217,12 +217,7 @@ def _read_count(settings: Mapping[str, Any], key: str, file: Path) -> int | None
 
 
 def read_projection(folder: Path) -> Projection | None:
-    """Return the Dense layers of a folder with their weights; None where there are none.
-
-    Raises:
-        FolderError: the files of a layer are missing or damaged, or it has a setting that is not
-            supported.
-    """
+    """Return the Dense layers of a folder, None without any; errors as `read_program_config`."""
     root = modules_folder(folder)
     chain = _read_modules(root / MODULES)
     layers = [_read_dense(root / path) for kind, path in chain if kind == "Dense"]
@@ -325,8 +320,7 @@ def save_sentence_folder(
     """Write a model folder that `SentenceTransformer` opens, too.
 
     Raises:
-        FolderError: transformers has no class for the model; else as `save_model`.
-        ResourceError: as `save_model`.
+        FolderError, ResourceError: transformers has no class for the model; else as `save_model`.
     """
     files = program_files(config, model)
     if isinstance(model.encoder, StaticEncoder):

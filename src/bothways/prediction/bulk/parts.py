@@ -431,11 +431,7 @@ def part_content(
 
 
 def kept_values(columns: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of kept columns, as JSON has them, followed by those of a prediction.
-
-    Raises:
-        ConfigError: a kept column has the name of a field of the prediction.
-    """
+    """Return kept values, as JSON has them, and those of a prediction; errors as `part_content`."""
     _check_names(columns, row)
     return {name: _plain(value) for name, value in columns.items()} | row
 
@@ -466,11 +462,7 @@ def _plain(value: Any) -> Any:
 
 
 def column_types(rows: Many[Many[Any]], names: Many[str], location: str) -> tuple[Any, ...]:
-    """Return the Arrow types of columns: those of a Parquet file, or by the values of some rows.
-
-    Raises:
-        DataError: the values of a column have no type in common.
-    """
+    """Return the Arrow types of columns, of a Parquet file or of values; DataError without any."""
     with optional("data", "writing Parquet files"):
         import pyarrow
         from pyarrow import parquet

@@ -408,14 +408,7 @@ def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> 
 
 
 def convert_to_openvino(source: Path, target: Path, head: str) -> None:
-    """Write an ONNX file as an OpenVINO model, with weights in the precision that they have there.
-
-    Args:
-        head: its kind, a note in the file.
-
-    Raises:
-        ResourceError: openvino is not installed.
-    """
+    """Write an ONNX file as an OpenVINO model, weights as they are; it notes the kind of head."""
     with optional("export", "exporting to OpenVINO"):
         import openvino
     target.parent.mkdir(exist_ok=True)
