@@ -174,7 +174,7 @@ def test_a_server_whose_model_thread_has_ended_says_so_and_ends(tmp_path, monkey
     def probe() -> None:
         assert opened.wait(20)
         monkeypatch.setattr(Batcher, "_take", break_thread)
-        monkeypatch.setattr(Batcher, "_fail", break_thread)
+        monkeypatch.setattr(Batcher, "_end", break_thread)
         with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
             classify(run.url_of(bound))
 
