@@ -105,7 +105,7 @@ def test_the_state_of_torch_is_left_as_it_was(model):
         ([], "train rows: there is no example"),
         ([("a good film", "yes")], "train row 1: is of type tuple, not a dict"),
         (["a good film"], "train row 1: is of type str, not a dict"),
-        ({"train": "a.tsv", "test": "b.tsv"}, "train: is of type dict of train, test"),
+        ({"train": "a.tsv", "test": "b.tsv"}, "train: is a dict of train, test"),
         ({"text": ["a"], "label": ["b", "c"]}, "columns of different length: text 1, label 2"),
     ],
 )

@@ -153,7 +153,7 @@ def test_a_pair_is_refused_where_the_model_reads_one_text(folder, tmp_path):
     pairs = pandas.DataFrame([{**row, "text_b": "it ends"} for row in rows])
     pairs.to_csv(tmp_path / "two.csv", index=False)
     compare = bothways.finetune(folder, tmp_path / "two.csv", **settings).predictor()
-    with pytest.raises(DataError, match="has 1 text,"):
+    with pytest.raises(DataError, match="has 1 text; the model was trained on 2"):
         compare(TEXTS[0])
     assert compare((TEXTS[0], "it ends")).label in {"a", "b"}
 

@@ -12,6 +12,7 @@ from bothways.core.runtime import devices
 from bothways.data.masking import Masking
 from bothways.finetuning import run as fine_tuning
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
+from bothways.finetuning.prepare import prepare_run
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.pretraining import run as pre_training
 from bothways.pretraining.evaluation import HeldOut
@@ -103,7 +104,7 @@ def test_ranks_that_fine_tune_draw_by_their_number(tmp_path, monkeypatch):
     )
     begin = partial(fine_tuning.finetune, settings, tmp_path / "run", device="cpu")
     peaks, draws = on_two_ranks(begin, monkeypatch)
-    ready = fine_tuning.prepare_run(settings, tmp_path / "other", CPU)
+    ready = prepare_run(settings, tmp_path / "other", CPU)
     lengths = [len(sequence.ids) for sequence in ready.data.sequences]
     forward = forward_flops(
         ready.task_model.model.config, (LabelHead(2), PoolerHead()), sum(lengths) // len(lengths)
