@@ -56,17 +56,17 @@ def attend_padded(
             return attend_fused(q, k, v, bias.to(q.dtype), rate, scale=1.0)
         case "fused":
             return attend_fused(q, k, v, mask, rate)
-        case "in_place" if bias is None:
-            scores = (q.contiguous() @ k.transpose(-2, -1).contiguous()).mul_(scale)
-            if mask is not None:
-                scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
-        case "products" | "in_place":
+        case "products":
             # Scaling queries takes (n × d) products, scaling scores (n × n).
             q = (q * scale).contiguous() if bias is None else q
             scores = q @ k.contiguous().transpose(-2, -1)
             scores = scores if bias is None else scores + bias
             if mask is not None:
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        case "in_place":
+            scores = (q.contiguous() @ k.transpose(-2, -1).contiguous()).mul_(scale)
+            if mask is not None:
+                scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
     return dropped_product(scores.softmax(-1), v.contiguous(), rate)
 
 

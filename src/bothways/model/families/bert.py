@@ -69,7 +69,7 @@ def _ernie(depth: int, width: int, task_types: int = 16) -> EncoderConfig:
 _DISTIL_HEAD = Own("relu")
 
 
-def _distilbert(vocab: int = UNCASED) -> EncoderConfig:
+def distilbert(vocab: int = UNCASED) -> EncoderConfig:
     """Return 6 layers of 768."""
     return replace(
         base(vocab), depth=6, segments=0, dropout=Dropouts(places=("embedding", "mlp")),
@@ -126,10 +126,10 @@ PRESETS: dict[str, EncoderConfig] = {
     "ernie-3.0-mini-zh": _ernie(6, 384),
     "ernie-3.0-micro-zh": _ernie(4, 384),
     "ernie-3.0-nano-zh": _ernie(4, 312),
-    "distilbert-base": _distilbert(),
-    "distilbert-base-uncased": _distilbert(),
-    "distilbert-base-cased": _distilbert(CASED),
-    "distilbert-base-multilingual-cased": _distilbert(MULTILINGUAL_CASED),
+    "distilbert-base": distilbert(),
+    "distilbert-base-uncased": distilbert(),
+    "distilbert-base-cased": distilbert(CASED),
+    "distilbert-base-multilingual-cased": distilbert(MULTILINGUAL_CASED),
     "albert-base": albert(),
     "albert-base-v2": albert(),
     "albert-large-v2": albert(24, 1024, 16),
@@ -263,7 +263,7 @@ DISTILBERT = family.Family(
     keys=KeyTable("distilbert.", _DISTIL_RULES, ("distilbert.embeddings.position_ids",)),
     architectures=family.classes("DistilBert"),
     config_rules=family.ConfigRules(
-        _distilbert(),
+        distilbert(),
         numbers={
             "vocab": "vocab_size",
             "width": "dim",
