@@ -33,7 +33,19 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.model.config import Dropouts, EncoderConfig, Own, PreNorm, Readout, Sharing
-from bothways.model.families import family
+from bothways.model.families.family import (
+    FIXED,
+    NUMBERS,
+    Architecture,
+    ConfigRules,
+    Family,
+    classes,
+    masked_rules,
+    output_rules,
+    position_buffers,
+    read_flag,
+    read_number,
+)
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.positions import Learned
 
@@ -169,7 +181,7 @@ def post_norm_rules(stem: str) -> tuple[Rule, ...]:
 
 
 _LM = "cls.predictions"
-MASKED_RULES = family.masked_rules(
+MASKED_RULES = masked_rules(
     f"{_LM}.transform.dense", f"{_LM}.transform.LayerNorm", f"{_LM}.decoder", f"{_LM}.bias"
 )
 
@@ -181,7 +193,7 @@ def common_rules(stem: str) -> tuple[Rule, ...]:
         Rename("heads.pooler.dense", f"{stem}.pooler.dense"),
         Rename("heads.pair.dense", "cls.seq_relationship"),
         *MASKED_RULES,
-        *family.output_rules(),
+        *output_rules(),
     )
 
 
@@ -191,30 +203,30 @@ _PRE_NORM: tuple[Rule, ...] = (
     Rename("encoder.norm", "bert.encoder.ln"),
 )
 _CONSTANT = {"position_embedding_type": "absolute"}
-_COMPUTED = family.position_buffers("bert.embeddings")
+_COMPUTED = position_buffers("bert.embeddings")
 
 
-def architectures(stem: str) -> tuple[family.Architecture, ...]:
+def architectures(stem: str) -> tuple[Architecture, ...]:
     """Return BERT's classes, their names beginning with `stem`."""
     pair: frozenset[str] = frozenset({"pooler", "pair"})
-    pair_classes = family.classes(stem, pooled={"labels", "choice"}, pretraining={"masked", *pair})
-    return (*pair_classes, family.Architecture(f"{stem}ForNextSentencePrediction", pair))
+    pair_classes = classes(stem, pooled={"labels", "choice"}, pretraining={"masked", *pair})
+    return (*pair_classes, Architecture(f"{stem}ForNextSentencePrediction", pair))
 
 
-BERT = family.Family(
+BERT = Family(
     model_type="bert",
     keys=KeyTable("bert.", common_rules("bert") + post_norm_rules("bert"), _COMPUTED),
     architectures=architectures("Bert"),
-    config_rules=family.ConfigRules(base(), constant=_CONSTANT),
+    config_rules=ConfigRules(base(), constant=_CONSTANT),
 )
-MEGATRON_BERT = family.Family(
+MEGATRON_BERT = Family(
     model_type="megatron-bert",
     keys=KeyTable("bert.", common_rules("bert") + _PRE_NORM, _COMPUTED),
     architectures=architectures("MegatronBert"),
-    config_rules=family.ConfigRules(_MEGATRON, constant=_CONSTANT),
+    config_rules=ConfigRules(_MEGATRON, constant=_CONSTANT),
     dropouts={},
 )
-ERNIE = family.Family(
+ERNIE = Family(
     model_type="ernie",
     keys=KeyTable(
         "ernie.",
@@ -223,15 +235,15 @@ ERNIE = family.Family(
             *post_norm_rules("ernie"),
             Rename("encoder.embedding.task", "ernie.embeddings.task_type_embeddings"),
         ),
-        family.position_buffers("ernie.embeddings"),
+        position_buffers("ernie.embeddings"),
     ),
     architectures=architectures("Ernie"),
-    config_rules=family.ConfigRules(
+    config_rules=ConfigRules(
         base(),
         read_more=lambda config, raw, location: replace(
             config,
-            task_types=family.read_number(raw, "task_type_vocab_size", 3, location)
-            * family.read_flag(raw, "use_task_id", False, location),
+            task_types=read_number(raw, "task_type_vocab_size", 3, location)
+            * read_flag(raw, "use_task_id", False, location),
         ),
         write_more=lambda config: {
             "use_task_id": config.task_types > 0,
@@ -254,15 +266,15 @@ _DISTIL_RULES: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.mlp.up", f"{_DISTIL_LAYER}.ffn.lin1"),
     Rename("encoder.blocks.{}.mlp.down", f"{_DISTIL_LAYER}.ffn.lin2"),
     Rename("encoder.blocks.{}.mlp_norm", f"{_DISTIL_LAYER}.output_layer_norm"),
-    *family.masked_rules("vocab_transform", "vocab_layer_norm", "vocab_projector"),
-    *family.output_rules({"labels.inner": "pre_classifier", "choice.inner": "pre_classifier"}),
+    *masked_rules("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+    *output_rules({"labels.inner": "pre_classifier", "choice.inner": "pre_classifier"}),
 )
 
-DISTILBERT = family.Family(
+DISTILBERT = Family(
     model_type="distilbert",
     keys=KeyTable("distilbert.", _DISTIL_RULES, ("distilbert.embeddings.position_ids",)),
-    architectures=family.classes("DistilBert"),
-    config_rules=family.ConfigRules(
+    architectures=classes("DistilBert"),
+    config_rules=ConfigRules(
         distilbert(),
         numbers={
             "vocab": "vocab_size",
@@ -306,22 +318,22 @@ _ALBERT_RULES: tuple[Rule, ...] = (
     Rename(f"{_ALBERT_BLOCK}.mlp_norm", f"{_ALBERT_LAYER}.full_layer_layer_norm"),
     Rename("heads.pooler.dense", "albert.pooler"),
     Rename("heads.pair.dense", "sop_classifier.classifier"),
-    *family.masked_rules(
+    *masked_rules(
         "predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"
     ),
-    *family.output_rules(),
+    *output_rules(),
 )
 _ALBERT_DROPOUT = ("classifier_dropout_prob", 0.1)
 
-ALBERT = family.Family(
+ALBERT = Family(
     model_type="albert",
-    keys=KeyTable("albert.", _ALBERT_RULES, family.position_buffers("albert.embeddings")),
-    architectures=family.classes(
+    keys=KeyTable("albert.", _ALBERT_RULES, position_buffers("albert.embeddings")),
+    architectures=classes(
         "Albert", pooled={"labels", "choice"}, pretraining={"masked", "pooler", "pair"}
     ),
-    config_rules=family.ConfigRules(
+    config_rules=ConfigRules(
         albert(12, 4096, 64),
-        numbers=family.NUMBERS
+        numbers=NUMBERS
         | {
             "embedding": "embedding_size",
             "sharing.groups": "num_hidden_groups",
@@ -337,7 +349,7 @@ ALBERT = family.Family(
 
 
 def _read_electra(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    embedding = family.read_number(raw, "embedding_size", 128, location)
+    embedding = read_number(raw, "embedding_size", 128, location)
     return replace(config, embedding=None if embedding == config.width else embedding)
 
 
@@ -347,10 +359,10 @@ _ELECTRA_RULES: tuple[Rule, ...] = (
     Rename("encoder.embedding.project", "electra.embeddings_project"),
     Rename("heads.replaced.inner", "discriminator_predictions.dense"),
     Rename("heads.replaced.dense", "discriminator_predictions.dense_prediction"),
-    *family.masked_rules(
+    *masked_rules(
         "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
     ),
-    *family.output_rules(
+    *output_rules(
         {
             "labels.inner": "classifier.dense",
             "labels.dense": "classifier.out_proj",
@@ -359,14 +371,14 @@ _ELECTRA_RULES: tuple[Rule, ...] = (
     ),
 )
 
-ELECTRA = family.Family(
+ELECTRA = Family(
     model_type="electra",
-    keys=KeyTable("electra.", _ELECTRA_RULES, family.position_buffers("electra.embeddings")),
-    architectures=family.classes("Electra", pretraining={"replaced"}),
-    config_rules=family.ConfigRules(
+    keys=KeyTable("electra.", _ELECTRA_RULES, position_buffers("electra.embeddings")),
+    architectures=classes("Electra", pretraining={"replaced"}),
+    config_rules=ConfigRules(
         electra(12, 256, 128),
-        numbers=family.NUMBERS,
-        fixed=family.FIXED
+        numbers=NUMBERS,
+        fixed=FIXED
         | {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
         read_more=_read_electra,
         write_more=lambda config: {"embedding_size": config.embedding_width},

@@ -27,6 +27,13 @@ from typing import Any, get_args
 from bothways.core.errors import FolderError
 from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, Readout
 from bothways.model.families import bert, family
+from bothways.model.families.family import (
+    Architecture,
+    Family,
+    classes,
+    masked_rules,
+    output_rules,
+)
 from bothways.model.families.weight_names import Interleave, KeyTable, Rename, Rule, Stack
 from bothways.model.positions import Convolution, Disentangled, Learned, Term
 
@@ -242,7 +249,7 @@ _COMMON: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.mlp.up", f"{_ENCODER}.layer.{{}}.intermediate.dense"),
     Rename("encoder.blocks.{}.mlp.down", f"{_ENCODER}.layer.{{}}.output.dense"),
     *bert.post_norm_rules("deberta"),
-    *family.output_rules(
+    *output_rules(
         {
             "labels.inner": "pooler.dense",
             "choice.inner": "pooler.dense",
@@ -273,9 +280,7 @@ def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
     )
     decoder = _has_decoder(config.position)
     names, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
-    masked = family.masked_rules(
-        names["dense"], names["norm"], "cls.predictions.decoder", names["bias"]
-    )
+    masked = masked_rules(names["dense"], names["norm"], "cls.predictions.decoder", names["bias"])
     all_rules = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *masked)
     synonyms = tuple((others[kind], names[kind]) for kind in names)
     return KeyTable("deberta.", all_rules, (f"{_EMBEDDINGS}.position_ids",), synonyms)
@@ -313,10 +318,10 @@ def _family(
     model_type: str,
     defaults: EncoderConfig,
     rules: tuple[Rule, ...],
-    architectures: tuple[family.Architecture, ...],
-    classless: tuple[family.Architecture, ...] = (),
-) -> family.Family:
-    return family.Family(
+    architectures: tuple[Architecture, ...],
+    classless: tuple[Architecture, ...] = (),
+) -> Family:
+    return Family(
         model_type=model_type,
         keys=_keys_for(rules, defaults),
         architectures=architectures,
@@ -340,12 +345,12 @@ DEBERTA = _family(
     "deberta",
     replace(first(12, 768, 12), position=Disentangled()),
     _FIRST,
-    tuple(known for known in family.classes("Deberta") if known.heads != {"choice"}),
+    tuple(known for known in classes("Deberta") if known.heads != {"choice"}),
 )
 DEBERTA_V2 = _family(
     "deberta-v2",
     replace(later(24, 1536, 24), position=Disentangled()),
     _LATER,
-    family.classes("DebertaV2"),
-    (family.Architecture("DebertaV2Model", frozenset({"replaced"})),),
+    classes("DebertaV2"),
+    (Architecture("DebertaV2Model", frozenset({"replaced"})),),
 )

@@ -23,7 +23,19 @@ from typing import Any
 from bothways.core.errors import FolderError
 from bothways.model.attention.patterns import Blocks, Full, Pattern, Window
 from bothways.model.config import Deep, Dropouts, EncoderConfig, Own
-from bothways.model.families import bert, family, roberta
+from bothways.model.families import bert, roberta
+from bothways.model.families.family import (
+    ACTIVATIONS,
+    NUMBERS,
+    Architecture,
+    ConfigRules,
+    Family,
+    classes,
+    output_rules,
+    position_buffers,
+    read_choice,
+    read_number,
+)
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.positions import Learned
 
@@ -92,14 +104,12 @@ _LONGFORMER_RULES: tuple[Rule, ...] = (
     *roberta.head_rules("longformer"),
 )
 
-LONGFORMER = family.Family(
+LONGFORMER = Family(
     model_type="longformer",
-    keys=KeyTable(
-        "longformer.", _LONGFORMER_RULES, family.position_buffers("longformer.embeddings")
-    ),
-    architectures=family.classes("Longformer", pooled={"choice"}),
+    keys=KeyTable("longformer.", _LONGFORMER_RULES, position_buffers("longformer.embeddings")),
+    architectures=classes("Longformer", pooled={"choice"}),
     # The defaults are those of transformers' class, which the published models do not have.
-    config_rules=family.ConfigRules(
+    config_rules=ConfigRules(
         replace(
             _longformer(roberta.base()),
             vocab=30_522,
@@ -123,11 +133,9 @@ LONGFORMER = family.Family(
 
 
 def _read_bigbird(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    size, random = (
-        family.read_number(raw, name, default, location) for name, default in _SIZES.items()
-    )
+    size, random = (read_number(raw, name, default, location) for name, default in _SIZES.items())
     kinds: dict[str, Pattern] = {"block_sparse": Blocks(size, random), "original_full": Full()}
-    pattern = family.read_choice(raw, "attention_type", kinds, "block_sparse", location)
+    pattern = read_choice(raw, "attention_type", kinds, "block_sparse", location)
     return _with_heads(replace(config, patterns=(pattern,)))
 
 
@@ -152,7 +160,7 @@ _BIGBIRD_RULES: tuple[Rule, ...] = (
     Rename("heads.pooler.dense", "bert.pooler"),
     *bert.MASKED_RULES,
     Rename("heads.pair.dense", "cls.seq_relationship"),
-    *family.output_rules(
+    *output_rules(
         {
             "labels.inner": "classifier.dense",
             "labels.dense": "classifier.out_proj",
@@ -175,18 +183,17 @@ _CLASSES: tuple[tuple[str, frozenset[str], frozenset[str]], ...] = (
 )
 """Suffixes of classes, their heads, and the idle ones among them."""
 
-BIGBIRD = family.Family(
+BIGBIRD = Family(
     model_type="big_bird",
-    keys=KeyTable("bert.", _BIGBIRD_RULES, family.position_buffers("bert.embeddings")),
+    keys=KeyTable("bert.", _BIGBIRD_RULES, position_buffers("bert.embeddings")),
     architectures=tuple(
-        family.Architecture("BigBird" + name, heads, name == "Model", idle=idle)
+        Architecture("BigBird" + name, heads, name == "Model", idle=idle)
         for name, heads, idle in _CLASSES
     ),
-    config_rules=family.ConfigRules(
+    config_rules=ConfigRules(
         PRESETS["bigbird-roberta-base"],
-        numbers=family.NUMBERS
-        | {"position.scaled": "rescale_embeddings", "bias.projections": "use_bias"},
-        activations={"gelu_new": "gelu_tanh", **family.ACTIVATIONS},
+        numbers=NUMBERS | {"position.scaled": "rescale_embeddings", "bias.projections": "use_bias"},
+        activations={"gelu_new": "gelu_tanh", **ACTIVATIONS},
         read_more=_read_bigbird,
         write_more=_write_bigbird,
     ),

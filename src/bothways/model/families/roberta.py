@@ -18,7 +18,17 @@ from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig, Own, Readout
-from bothways.model.families import bert, family
+from bothways.model.families import bert
+from bothways.model.families.family import (
+    UNSEGMENTED,
+    ConfigRules,
+    Family,
+    classes,
+    masked_rules,
+    output_rules,
+    position_buffers,
+    read_number,
+)
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.positions import DistanceBias, Learned
 
@@ -63,12 +73,8 @@ def head_rules(stem: str) -> tuple[Rule, ...]:
     """Return the names of the heads' tensors."""
     return (
         Rename("heads.pooler.dense", f"{stem}.pooler.dense"),
-        *family.masked_rules(
-            "lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"
-        ),
-        *family.output_rules(
-            {"labels.inner": "classifier.dense", "labels.dense": "classifier.out_proj"}
-        ),
+        *masked_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+        *output_rules({"labels.inner": "classifier.dense", "labels.dense": "classifier.out_proj"}),
     )
 
 
@@ -89,12 +95,12 @@ def counted_from_padding(
     return replace(config, position=Learned(position.max_positions + _OFFSET - offset, offset))
 
 
-def _family(model_type: str, stem: str, defaults: EncoderConfig) -> family.Family:
-    return family.Family(
+def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
+    return Family(
         model_type=model_type,
-        keys=KeyTable("roberta.", _RULES, family.position_buffers("roberta.embeddings")),
-        architectures=family.classes(stem, pooled={"choice"}),
-        config_rules=family.ConfigRules(defaults, read_more=counted_from_padding),
+        keys=KeyTable("roberta.", _RULES, position_buffers("roberta.embeddings")),
+        architectures=classes(stem, pooled={"choice"}),
+        config_rules=ConfigRules(defaults, read_more=counted_from_padding),
         dropouts={"labels": ("classifier_dropout", None), "tags": ("classifier_dropout", None)},
     )
 
@@ -114,7 +120,7 @@ def _read_mpnet(config: EncoderConfig, raw: Mapping[str, Any], location: str) ->
     if config.pad != 1:
         message = f"pad_token_id must be 1, from which positions count, not {config.pad}"
         raise FolderError(message, where=location)
-    buckets = family.read_number(raw, _BUCKETS, _BIAS.buckets, location)
+    buckets = read_number(raw, _BUCKETS, _BIAS.buckets, location)
     if buckets != _BIAS.buckets:
         message = f"{_BUCKETS} must be {_BIAS.buckets}, not {buckets}"
         fix = "transformers computes that many whatever the setting: use its code for other tables."
@@ -139,14 +145,14 @@ _MPNET_RULES: tuple[Rule, ...] = (
     *head_rules("mpnet"),
 )
 
-MPNET = family.Family(
+MPNET = Family(
     model_type="mpnet",
-    keys=KeyTable("mpnet.", _MPNET_RULES, family.position_buffers("mpnet.embeddings")),
-    architectures=family.classes("MPNet", pooled={"choice"}),
-    config_rules=family.ConfigRules(
+    keys=KeyTable("mpnet.", _MPNET_RULES, position_buffers("mpnet.embeddings")),
+    architectures=classes("MPNet", pooled={"choice"}),
+    config_rules=ConfigRules(
         # The defaults are those of transformers' class, which the published models do not have.
         replace(_MPNET, norm_epsilon=1e-12, position=replace(_MPNET.position, max_positions=510)),
-        numbers=family.UNSEGMENTED,
+        numbers=UNSEGMENTED,
         constant={_BUCKETS: _BIAS.buckets},
         read_more=_read_mpnet,
     ),

@@ -27,7 +27,23 @@ from typing import Any
 from bothways.core.errors import FolderError
 from bothways.model.attention.patterns import Full, Pattern, Window
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
-from bothways.model.families import bert, family
+from bothways.model.families import bert
+from bothways.model.families.family import (
+    ACTIVATIONS,
+    FIXED,
+    SIZES,
+    UNSEGMENTED,
+    Architecture,
+    ConfigRules,
+    Family,
+    classes,
+    first_name,
+    masked_rules,
+    output_rules,
+    position_buffers,
+    read_choice,
+    read_number,
+)
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack, Swap, Tie
 from bothways.model.positions import Rotary
 
@@ -156,11 +172,9 @@ def read_rotary(
         raise FolderError(
             message, where=location, fix="Use the model's own code for other scalings."
         )
-    base = float(family.read_number(raw, "rope_theta", theta, location))
-    base = float(family.read_number(parameters, "rope_theta", base, location))
-    factor = (
-        1.0 if kind == "default" else float(family.read_number(parameters, "factor", 1.0, location))
-    )
+    base = float(read_number(raw, "rope_theta", theta, location))
+    base = float(read_number(parameters, "rope_theta", base, location))
+    factor = 1.0 if kind == "default" else float(read_number(parameters, "factor", 1.0, location))
     if kind == "ntk":
         base, factor = base * factor, factor ** (2 / size)
     return Rotary(config.position.max_positions, (base,), factor)
@@ -224,21 +238,21 @@ def rotary_rules(
     )
 
 
-def pooled_classes(stem: str) -> tuple[family.Architecture, ...]:
+def pooled_classes(stem: str) -> tuple[Architecture, ...]:
     """Return the classes of GTE and Nomic BERT: the head for labels reads a pooler of its own."""
-    with_heads = family.classes(stem, pooled={"labels"}, heads={"masked", "labels", "tags"})
-    return (*with_heads[:-1], *family.classes(stem, heads=()))
+    with_heads = classes(stem, pooled={"labels"}, heads={"masked", "labels", "tags"})
+    return (*with_heads[:-1], *classes(stem, heads=()))
 
 
 def _read_nomic(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    fraction = family.read_number(raw, "rotary_emb_fraction", 1.0, location)
+    fraction = read_number(raw, "rotary_emb_fraction", 1.0, location)
     if fraction != 1:
         message = f"rotary_emb_fraction must be 1, not {fraction}"
         raise FolderError(message, where=location, fix="Use the model's own code.")
     position = read_rotary(config, raw, 1000.0, location)
     if raw.get("rotary_scaling_factor"):
         # The published code scales positions only in texts longer than those it was trained on.
-        trained = family.read_number(raw, "max_trained_positions", 2048, location)
+        trained = read_number(raw, "max_trained_positions", 2048, location)
         position = replace(position, max_positions=min(position.max_positions, trained))
     return replace(config, position=position)
 
@@ -261,13 +275,13 @@ _OFF = (
 )  # fmt: skip
 _LM = "cls.predictions"
 _NOMIC_HEADS: tuple[Rule, ...] = (
-    *family.masked_rules(
+    *masked_rules(
         f"{_LM}.transform.dense",
         f"{_LM}.transform.layer_norm",
         f"{_LM}.decoder",
         f"{_LM}.bias",
     ),
-    *family.output_rules(),
+    *output_rules(),
 )
 
 
@@ -285,16 +299,16 @@ def _nomic_rules(stem: str) -> tuple[Rule, ...]:
     return (*rotary_rules(stem, layers, "emb_ln"), *_NOMIC_HEADS)
 
 
-NOMIC_BERT = family.Family(
+NOMIC_BERT = Family(
     model_type="nomic_bert",
     keys=KeyTable(
-        "nomic_bert.", _nomic_rules("nomic_bert"), family.position_buffers("nomic_bert.embeddings")
+        "nomic_bert.", _nomic_rules("nomic_bert"), position_buffers("nomic_bert.embeddings")
     ),
     architectures=pooled_classes("NomicBert"),
-    config_rules=family.ConfigRules(
+    config_rules=ConfigRules(
         _NOMIC,
-        activations={**family.ACTIVATIONS, "swiglu": "silu"},
-        fixed=family.FIXED | dict.fromkeys(_OFF, False),
+        activations={**ACTIVATIONS, "swiglu": "silu"},
+        fixed=FIXED | dict.fromkeys(_OFF, False),
         published=_NOMIC_SETTINGS,
         ignored=frozenset({"embd_pdrop", "max_trained_positions", "auto_map"}),
         read_more=_read_nomic,
@@ -311,7 +325,7 @@ NOMIC_BERT = family.Family(
 
 
 def _gte_heads(norm: str) -> tuple[Rule, ...]:
-    return (*family.masked_rules("lm_head.dense", norm, "lm_head.decoder"), *family.output_rules())
+    return (*masked_rules("lm_head.dense", norm, "lm_head.decoder"), *output_rules())
 
 
 def _gte_rules(stem: str) -> tuple[Rule, ...]:
@@ -328,14 +342,14 @@ def _gte_rules(stem: str) -> tuple[Rule, ...]:
     return (*rotary_rules(stem, layers), *_gte_heads("lm_head.norm"))
 
 
-GTE = family.Family(
+GTE = Family(
     model_type="gte",
     keys=KeyTable("gte.", _gte_rules("gte")),
     architectures=pooled_classes("Gte"),
-    config_rules=family.ConfigRules(
+    config_rules=ConfigRules(
         _gte(bert.base(250_048), 1, 160_000.0, 1.0, 1),
-        numbers=family.UNSEGMENTED,
-        fixed=family.FIXED
+        numbers=UNSEGMENTED,
+        fixed=FIXED
         | {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
         | {"pack_qkv": True, "logn_attention_scale": False},
         ignored=frozenset(
@@ -343,7 +357,7 @@ GTE = family.Family(
         ),
         read_more=lambda config, raw, location: replace(
             config,
-            segments=family.read_number(raw, "type_vocab_size", 1, location),
+            segments=read_number(raw, "type_vocab_size", 1, location),
             position=read_rotary(config, raw, 160_000.0, location),
             mlp=Gated(config.dropout.hidden),
         ),
@@ -366,8 +380,8 @@ _POOLINGS: dict[str, Any] = {"bos": "first", "mean": "mean", "late": "late"}
 def _read_eurobert(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     groups = config.heads
     if raw.get("num_key_value_heads") is not None:
-        groups = family.read_number(raw, "num_key_value_heads", groups, location)
-    reads = family.read_choice(raw, "classifier_pooling", _POOLINGS, "late", location)
+        groups = read_number(raw, "num_key_value_heads", groups, location)
+    reads = read_choice(raw, "classifier_pooling", _POOLINGS, "late", location)
     return replace(
         config,
         position=read_rotary(config, raw, 10_000.0, location),
@@ -383,7 +397,7 @@ def _write_eurobert(config: EncoderConfig) -> dict[str, Any]:
     return {
         "num_key_value_heads": config.key_value_heads or config.heads,
         "head_dim": config.width // config.heads,
-        "classifier_pooling": family.first_name(_POOLINGS, reads),
+        "classifier_pooling": first_name(_POOLINGS, reads),
         **write_rotary(config),
         # Absent ids would be the published vocabulary's.
         **({} if config.vocab > _EUROBERT_PAD else {"bos_token_id": None, "eos_token_id": None}),
@@ -400,19 +414,19 @@ def _eurobert_keys(config: EncoderConfig) -> KeyTable:
             Rename("encoder.norm", "model.norm"),
             Rename("heads.masked.bias", "lm_head.bias"),
             Tie("encoder.embedding.token.weight", "lm_head.weight", owner="heads.masked"),
-            *family.output_rules({"labels.inner": "dense"}),
+            *output_rules({"labels.inner": "dense"}),
         ),
     )
 
 
 _EUROBERT = replace(_eurobert(12, 768, 3072, 12, 12), position=Rotary(8192, (10_000.0,)))
-EUROBERT = family.Family(
+EUROBERT = Family(
     model_type="eurobert",
     keys=_eurobert_keys(_EUROBERT),
-    architectures=family.classes("EuroBert", heads={"masked", "labels", "tags"}),
-    config_rules=family.ConfigRules(
+    architectures=classes("EuroBert", heads={"masked", "labels", "tags"}),
+    config_rules=ConfigRules(
         _EUROBERT,
-        numbers=family.SIZES
+        numbers=SIZES
         | {
             "norm_epsilon": "rms_norm_eps",
             "dropout.attention": "attention_dropout",
@@ -437,7 +451,7 @@ _THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", L
 
 def _read_modernbert(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     # Older files have only the interval of global layers.
-    interval = family.read_number(raw, "global_attn_every_n_layers", 3, location)
+    interval = read_number(raw, "global_attn_every_n_layers", 3, location)
     if interval < 1:
         message = f"global_attn_every_n_layers must be at least 1, not {interval}"
         raise FolderError(message, where=location)
@@ -449,17 +463,15 @@ def _read_modernbert(config: EncoderConfig, raw: Mapping[str, Any], location: st
         raise FolderError(message, where=location)
     patterns: dict[str, Pattern] = {
         _FULL: Full(),
-        _WINDOW: Window(family.read_number(raw, "local_attention", 128, location) // 2),
+        _WINDOW: Window(read_number(raw, "local_attention", 128, location) // 2),
     }
     bases = {kind: _read_base(raw, kind, location) for kind in set(kinds)}
-    activation = family.read_choice(
-        raw, "classifier_activation", family.ACTIVATIONS, "gelu", location
-    )
-    reads = family.read_choice(
+    activation = read_choice(raw, "classifier_activation", ACTIVATIONS, "gelu", location)
+    reads = read_choice(
         raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", location
     )
     inner = Own(activation, norm=True, reads=reads)
-    rate = family.read_number(raw, "embedding_dropout", 0.0, location)
+    rate = read_number(raw, "embedding_dropout", 0.0, location)
     attention_rate = config.dropout.attention  # also on the output of attention
     return replace(
         config,
@@ -493,10 +505,10 @@ def _read_base(raw: Mapping[str, Any], kind: str, location: str) -> float:
         message = f"rotary positions scaled by {scaling!r} have no counterpart here"
         raise FolderError(message, where=location)
     if "rope_theta" in parameters:
-        return float(family.read_number(parameters, "rope_theta", default, location))
+        return float(read_number(parameters, "rope_theta", default, location))
     if raw.get(old) is None and kind == _WINDOW and old in raw:
         return _read_base(raw, _FULL, location)
-    return float(family.read_number(raw, old, default, location))
+    return float(read_number(raw, old, default, location))
 
 
 def _write_modernbert(config: EncoderConfig) -> dict[str, Any]:
@@ -519,7 +531,7 @@ def _write_modernbert(config: EncoderConfig) -> dict[str, Any]:
             kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
         },
         "embedding_dropout": config.dropout_at("embedding"),
-        "classifier_activation": family.first_name(family.ACTIVATIONS, inner.activation),
+        "classifier_activation": first_name(ACTIVATIONS, inner.activation),
         "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
         # Absent ids would be the published vocabulary's.
         **({} if config.vocab > _MODERN_PAD else dict.fromkeys(_SPECIALS)),
@@ -539,20 +551,20 @@ _MODERNBERT_RULES: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.mlp.down", f"{_MODERN_LAYER}.mlp.Wo"),
     Rename("encoder.norm", "model.final_norm"),
     # All heads begin with the same layer.
-    *family.masked_rules("head.dense", "head.norm", "decoder"),
+    *masked_rules("head.dense", "head.norm", "decoder"),
     *(Rename(f"heads.{kind}.inner", "head.dense") for kind in ("labels", "tags", "span", "choice")),
     *(Rename(f"heads.{kind}.norm", "head.norm") for kind in ("labels", "tags", "span", "choice")),
     *(Rename(f"heads.{kind}.dense", "classifier") for kind in ("labels", "tags", "span", "choice")),
 )
 _MODERN_DROPOUT = ("classifier_dropout", 0.0)
 
-MODERNBERT = family.Family(
+MODERNBERT = Family(
     model_type="modernbert",
     keys=KeyTable("model.", _MODERNBERT_RULES),
-    architectures=family.classes("ModernBert"),
-    config_rules=family.ConfigRules(
+    architectures=classes("ModernBert"),
+    config_rules=ConfigRules(
         _MODERNBERT,
-        numbers=family.SIZES
+        numbers=SIZES
         | {
             "norm_epsilon": "norm_eps",
             "dropout.attention": "attention_dropout",
