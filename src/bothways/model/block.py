@@ -21,9 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import assert_never
 
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.attention.dispatch import (
+from bothways.model.attention.dispatch import attend
+from bothways.model.attention.mask import AttentionView
+from bothways.model.attention.relative import (
     PositionTerms,
-    attend,
     attend_relative,
     attention_probabilities,
 )

@@ -14,15 +14,15 @@ from batch_operations import batch_flops
 from bothways.core.batch import EQUAL, LOOSE, Batch, Layout, RectanglePolicy
 from bothways.core.config.reader import load, read, to_dict
 from bothways.core.errors import ConfigError
-from bothways.model.attention import dispatch as disentangled
-from bothways.model.attention.dispatch import (
+from bothways.model.attention import relative as disentangled
+from bothways.model.attention.mask import AttentionView
+from bothways.model.attention.patterns import Causal, Full, Pattern, Window
+from bothways.model.attention.relative import (
     PositionTerms,
     along_diagonals,
     attend_relative,
     attention_probabilities,
 )
-from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.patterns import Causal, Full, Pattern, Window
 from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, PreNorm
 from bothways.model.embedding import distances_of, row_of
 from bothways.model.heads import Head, LabelHead, MaskedHead, ReplacedHead

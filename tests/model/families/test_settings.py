@@ -26,7 +26,8 @@ from bothways.model.families import gpt
 from bothways.model.families.catalogue import FAMILIES, family_for, family_named, preset
 from bothways.model.families.family import Family
 from bothways.model.families.gpt import GPT, GPT2
-from bothways.model.families.rotary import GTE, MODERNBERT, NOMIC_BERT
+from bothways.model.families.modernbert import MODERNBERT
+from bothways.model.families.rotary import GTE, NOMIC_BERT
 from bothways.model.positions import DistanceBias, Learned, Rotary, Sinusoidal
 from drawn_settings import draw_settings
 from family_peers import peer

@@ -7,18 +7,18 @@ import functools
 
 from bothways.core.errors import ConfigError
 from bothways.model.config import EncoderConfig
-from bothways.model.families import bert, deberta, gpt, long_texts, roberta, rotary
+from bothways.model.families import bert, deberta, gpt, long_texts, modernbert, roberta, rotary
 from bothways.model.families.family import Family
 
 FAMILIES: tuple[Family, ...] = (
     bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, bert.DISTILBERT,
     bert.ALBERT, bert.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, long_texts.LONGFORMER,
-    long_texts.BIGBIRD, rotary.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
+    long_texts.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
     bert.ERNIE, roberta.MPNET, rotary.NOMIC_BERT, rotary.GTE, rotary.EUROBERT,
 )  # fmt: skip
 PRESETS: dict[str, EncoderConfig] = {
     **bert.PRESETS, **roberta.PRESETS, **deberta.PRESETS, **long_texts.PRESETS,
-    **gpt.PRESETS, **rotary.PRESETS,
+    **modernbert.PRESETS, **gpt.PRESETS, **rotary.PRESETS,
 }  # fmt: skip
 
 

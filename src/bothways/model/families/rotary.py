@@ -1,9 +1,4 @@
-"""Families with rotary positions and gated layers: ModernBERT, Nomic BERT, GTE and EuroBERT.
-
-ModernBERT (Warner et al. 2024), BERT's task with the architecture of later language models: local
-attention within 64 tokens in two of three layers, with a smaller base of the angles; no biases but
-in outputs; pre-norm with a LayerNorm after the embeddings; no segments and no pooler. Every head
-has a dense layer with GELU and LayerNorm of its own.
+"""Families with rotary positions and gated layers: Nomic BERT, GTE and EuroBERT.
 
 Nomic BERT (Nussbaum et al. 2024, section 3.1): BERT without biases, for 2048 tokens. Files name
 tensors as FlashAttention's code does. Models that were published before transformers had the family
@@ -25,7 +20,6 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.core.errors import FolderError
-from bothways.model.attention.patterns import Full, Pattern, Window
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
 from bothways.model.families import bert
 from bothways.model.families.family import (
@@ -102,40 +96,7 @@ def _eurobert(
     )
 
 
-GLOBAL, LOCAL = 160_000.0, 10_000.0
-_MODERN_PAD = 50_283
-_NORMED = Own("gelu", norm=True, reads="mean")
-
-
-def _modernbert(depth: int, width: int, intermediate_size: int) -> EncoderConfig:
-    return EncoderConfig(
-        vocab=50_368,
-        width=width,
-        depth=depth,
-        heads=width // 64,
-        intermediate_size=intermediate_size,
-        segments=0,
-        position=Rotary(8192, (GLOBAL, LOCAL, LOCAL)),
-        patterns=(Full(), Window(64), Window(64)),
-        order=PreNorm(embedding=True),
-        mlp=Gated(),
-        bias=Bias(attention=False, mlp=False, norm=False, head=False),
-        norm_epsilon=1e-5,
-        dropout=Dropouts(0.0, 0.0, places=("embedding", "attention")),
-        pad=_MODERN_PAD,
-        readout=Readout(labels=_NORMED, choice=_NORMED, tokens=_NORMED, masked="gelu"),
-    )
-
-
-_MODERNBERT = _modernbert(22, 768, 1152)
 PRESETS: dict[str, EncoderConfig] = {
-    # Further sizes (Weller et al. 2025).
-    "ettin-17m": _modernbert(7, 256, 384),
-    "ettin-32m": _modernbert(10, 384, 576),
-    "ettin-68m": _modernbert(19, 512, 768),
-    "ettin-1b": _modernbert(28, 1792, 3840),
-    "modernbert-base": _MODERNBERT,
-    "modernbert-large": _modernbert(28, 1024, 2624),
     "nomic-bert-2048": _NOMIC,
     "gte-base-en-v1.5": _gte(bert.base(30_528), 0, 500_000.0, 2.0),
     "gte-large-en-v1.5": _gte(bert.large(30_528), 2, 160_000.0, 2.0),
@@ -441,152 +402,4 @@ EUROBERT = Family(
     ),
     dropouts={},
     adapted=_eurobert_keys,
-)
-
-
-_FULL, _WINDOW = "full_attention", "sliding_attention"
-_THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", LOCAL)}
-"""Kinds of layers, with the name of their base in older files and its default."""
-
-
-def _read_modernbert(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    # Older files have only the interval of global layers.
-    interval = read_number(raw, "global_attn_every_n_layers", 3, location)
-    if interval < 1:
-        message = f"global_attn_every_n_layers must be at least 1, not {interval}"
-        raise FolderError(message, where=location)
-    default = [_WINDOW if layer % interval else _FULL for layer in range(config.depth)]
-    kinds, allowed, depth = raw.get("layer_types") or default, list(_THETAS), config.depth
-    if not isinstance(kinds, list) or len(kinds) != depth or any(k not in allowed for k in kinds):
-        names = " or ".join(_THETAS)
-        message = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
-        raise FolderError(message, where=location)
-    patterns: dict[str, Pattern] = {
-        _FULL: Full(),
-        _WINDOW: Window(read_number(raw, "local_attention", 128, location) // 2),
-    }
-    bases = {kind: _read_base(raw, kind, location) for kind in set(kinds)}
-    activation = read_choice(raw, "classifier_activation", ACTIVATIONS, "gelu", location)
-    reads = read_choice(
-        raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", location
-    )
-    inner = Own(activation, norm=True, reads=reads)
-    rate = read_number(raw, "embedding_dropout", 0.0, location)
-    attention_rate = config.dropout.attention  # also on the output of attention
-    return replace(
-        config,
-        position=Rotary(config.position.max_positions, tuple(bases[kind] for kind in kinds)),
-        patterns=tuple(patterns[kind] for kind in kinds),
-        dropout=replace(
-            config.dropout,
-            hidden=attention_rate,
-            embedding=None if rate == attention_rate else rate,
-        ),
-        readout=replace(
-            config.readout,
-            labels=inner,
-            choice=inner,
-            tokens=inner,
-            masked=activation,
-        ),
-    ).canonical
-
-
-def _read_base(raw: Mapping[str, Any], kind: str, location: str) -> float:
-    """Return the base of the angles in layers of a kind."""
-    old, default = _THETAS[kind]
-    rope = raw.get("rope_parameters") or {}
-    parameters = (rope.get(kind) or {}) if isinstance(rope, dict) else rope
-    if not isinstance(parameters, dict) or rope.keys() - _THETAS:
-        message = f"rope_parameters must be a table for each kind of layers, not {rope!r:.60}"
-        raise FolderError(message, where=location)
-    if raw.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
-        scaling = raw.get("rope_scaling") or parameters.get("rope_type")
-        message = f"rotary positions scaled by {scaling!r} have no counterpart here"
-        raise FolderError(message, where=location)
-    if "rope_theta" in parameters:
-        return float(read_number(parameters, "rope_theta", default, location))
-    if raw.get(old) is None and kind == _WINDOW and old in raw:
-        return _read_base(raw, _FULL, location)
-    return float(read_number(raw, old, default, location))
-
-
-def _write_modernbert(config: EncoderConfig) -> dict[str, Any]:
-    layers = [
-        _WINDOW if isinstance(config.pattern(layer), Window) else _FULL
-        for layer in range(config.depth)
-    ]
-    radius = next(
-        (pattern.radius for pattern in config.patterns if isinstance(pattern, Window)), 64
-    )
-    thetas = {
-        kind: config.base(layers.index(kind)) if kind in layers else default
-        for kind, (_, default) in _THETAS.items()
-    }
-    inner = config.readout.tokens or _NORMED
-    return {
-        "layer_types": layers,
-        "local_attention": 2 * radius,
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
-        },
-        "embedding_dropout": config.dropout_at("embedding"),
-        "classifier_activation": first_name(ACTIVATIONS, inner.activation),
-        "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
-        # Absent ids would be the published vocabulary's.
-        **({} if config.vocab > _MODERN_PAD else dict.fromkeys(_SPECIALS)),
-    }
-
-
-_SPECIALS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-_MODERN_LAYER = "model.layers.{}"
-_MODERNBERT_RULES: tuple[Rule, ...] = (
-    Rename("encoder.embedding.token", "model.embeddings.tok_embeddings"),
-    Rename("encoder.embedding.norm", "model.embeddings.norm"),
-    Rename("encoder.blocks.{}.attention_norm", f"{_MODERN_LAYER}.attn_norm"),
-    Rename("encoder.blocks.{}.attention.qkv", f"{_MODERN_LAYER}.attn.Wqkv"),
-    Rename("encoder.blocks.{}.attention.out", f"{_MODERN_LAYER}.attn.Wo"),
-    Rename("encoder.blocks.{}.mlp_norm", f"{_MODERN_LAYER}.mlp_norm"),
-    Rename("encoder.blocks.{}.mlp.up", f"{_MODERN_LAYER}.mlp.Wi"),
-    Rename("encoder.blocks.{}.mlp.down", f"{_MODERN_LAYER}.mlp.Wo"),
-    Rename("encoder.norm", "model.final_norm"),
-    # All heads begin with the same layer.
-    *masked_rules("head.dense", "head.norm", "decoder"),
-    *(Rename(f"heads.{kind}.inner", "head.dense") for kind in ("labels", "tags", "span", "choice")),
-    *(Rename(f"heads.{kind}.norm", "head.norm") for kind in ("labels", "tags", "span", "choice")),
-    *(Rename(f"heads.{kind}.dense", "classifier") for kind in ("labels", "tags", "span", "choice")),
-)
-_MODERN_DROPOUT = ("classifier_dropout", 0.0)
-
-MODERNBERT = Family(
-    model_type="modernbert",
-    keys=KeyTable("model.", _MODERNBERT_RULES),
-    architectures=classes("ModernBert"),
-    config_rules=ConfigRules(
-        _MODERNBERT,
-        numbers=SIZES
-        | {
-            "norm_epsilon": "norm_eps",
-            "dropout.attention": "attention_dropout",
-            "readout.span_dropout": "classifier_dropout",
-            "mlp.dropout": "mlp_dropout",
-            "bias.attention": "attention_bias",
-            "bias.mlp": "mlp_bias",
-            "bias.norm": "norm_bias",
-            "bias.head": "classifier_bias",
-            "bias.output": "decoder_bias",
-        },
-        activation="hidden_activation",
-        ignored=frozenset(
-            """
-            deterministic_flash_attn initializer_cutoff_factor sparse_pred_ignore_index
-            sparse_prediction reference_compile repad_logits_with_grad global_attn_every_n_layers
-            global_rope_theta local_rope_theta rope_scaling layer_norm_eps position_embedding_type
-            """.split()  # noqa: SIM905
-        ),
-        fixed={},
-        read_more=_read_modernbert,
-        write_more=_write_modernbert,
-    ),
-    dropouts={"labels": _MODERN_DROPOUT, "tags": _MODERN_DROPOUT, "choice": _MODERN_DROPOUT},
 )

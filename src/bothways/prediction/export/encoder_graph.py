@@ -578,7 +578,7 @@ class EncoderGraph(GraphBuilder):
 
         The products `(n, 2n)` of all tokens and vectors are read again in rows of 2n − 1 numbers,
         from the number n − 1 on: each row begins one place further left. See
-        `attention.dispatch.along_diagonals`.
+        `attention.relative.along_diagonals`.
         """
         op = self.op
         heads = self.config.heads
