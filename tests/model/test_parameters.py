@@ -21,7 +21,7 @@ from bothways.model.config import (
     Gated,
     Sharing,
 )
-from bothways.model.families import bert
+from bothways.model.families import albert, bert
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import (
     LabelHead,
@@ -173,7 +173,7 @@ def test_sizes_are_those_of_the_paper(embedding, published):
     """Table 4, in millions, within the rounding of counts with and without the pooler."""
     shared = (Sharing(), Sharing(parts="attention"), Sharing(parts="mlp"), None)
     for sharing, millions in zip(shared, published, strict=True):
-        config = replace(bert.albert(), sharing=sharing, embedding=embedding)
+        config = replace(albert.base(), sharing=sharing, embedding=embedding)
         total = parameter_table(config, (PoolerHead(),)).total
         assert abs(total - 1e6 * millions) < 1.1e6
 

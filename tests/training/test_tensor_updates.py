@@ -219,7 +219,7 @@ def test_muon_agrees_with_torchs_own():
 
 def build_training_module(preset):
     with torch.device("meta"):
-        return MaskedLMModule(Model(PRESETS[preset], (MaskedHead(),)))
+        return MaskedLMModule(Model(PRESETS[preset](), (MaskedHead(),)))
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def check_class(
     alternatives = ", ".join(other.model_type for other in suitable)
     presets = (name for name in PRESETS if preset_family(name) in suitable)
     # The preset of a suitable family whose width is nearest.
-    nearest = min(presets, key=lambda x: abs(PRESETS[x].width - encoder.width), default=None)
+    nearest = min(presets, key=lambda x: abs(PRESETS[x]().width - encoder.width), default=None)
     advice = f": {argument(model=nearest)}" if nearest else ""
     fix = f"Set objective=masked_lm, or choose a model of another family ({alternatives}){advice}."
     return [Finding("heads", "error", message, "objective", fix)]

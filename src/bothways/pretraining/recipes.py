@@ -23,8 +23,8 @@ from bothways.data.loader import BatchSize, ExampleBudget, TokenBudget, TokenRam
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
 from bothways.data.segments import FullSentences
 from bothways.model.config import Activation, EncoderConfig, Readout, with_vocabulary
-from bothways.model.families.bert import ELECTRA_READOUT
 from bothways.model.families.catalogue import PRESETS, family_for, preset
+from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned, Rotary
 from bothways.objectives.causal_lm import GPTBERT
 from bothways.objectives.distillation import Distillation, Relations
@@ -379,7 +379,7 @@ def _with_heads(encoder: EncoderConfig, objective: Objective) -> EncoderConfig:
     """Return the shape of a BERT with ELECTRA's heads if it is to detect replaced tokens."""
     if not isinstance(objective, ReplacedTokens):
         return encoder
-    detector = dataclasses.replace(encoder, readout=ELECTRA_READOUT)
+    detector = dataclasses.replace(encoder, readout=READOUT)
     family = family_for(detector)
     fits = family is not None and family.architecture_with(["replaced"]) is not None
     return detector if fits and encoder.readout == Readout() else encoder

@@ -11,8 +11,9 @@ from bothways.core.training_module import TrainingModule
 from bothways.hub.model_folder import save_model
 from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
+from bothways.model.families.bigbird import BIGBIRD
 from bothways.model.families.catalogue import preset
-from bothways.model.families.long_texts import BIGBIRD, LONGFORMER
+from bothways.model.families.longformer import LONGFORMER
 from bothways.model.heads import MaskedHead, TagHead
 from bothways.model.model import Model
 from bothways.training.parallel import Replicated, replicate

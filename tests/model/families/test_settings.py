@@ -22,12 +22,13 @@ from bothways.model.attention.mask import RotaryTables
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Own
 from bothways.model.embedding import bucket_of
-from bothways.model.families import gpt
+from bothways.model.families import gpt, modernbert
 from bothways.model.families.catalogue import FAMILIES, family_for, family_named, preset
 from bothways.model.families.family import Family
 from bothways.model.families.gpt import GPT, GPT2
+from bothways.model.families.gte import GTE
 from bothways.model.families.modernbert import MODERNBERT
-from bothways.model.families.rotary import GTE, NOMIC_BERT
+from bothways.model.families.nomic import NOMIC_BERT
 from bothways.model.positions import DistanceBias, Learned, Rotary, Sinusoidal
 from drawn_settings import draw_settings
 from family_peers import peer
@@ -45,7 +46,7 @@ V3 = preset("deberta-v3-base")
 
 
 def test_the_published_settings_are_the_preset():
-    base = preset("modernbert-base")
+    base = modernbert.base()
     assert MODERNBERT.config_rules.read(PUBLISHED, "") == base.canonical == base
 
 
@@ -56,7 +57,7 @@ def test_absent_settings_mean_what_they_mean_in_transformers(family):
 
 
 def test_absent_settings_of_gpt_are_its_preset():
-    assert GPT2.config_rules.read({}, "") == gpt.PRESETS["gpt2"]
+    assert GPT2.config_rules.read({}, "") == gpt.PRESETS["gpt2"]()
     assert GPT.config_rules.read({}, "") == gpt.base()
 
 
@@ -67,7 +68,7 @@ def test_no_local_base_means_the_global_one():
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 7])
 def test_other_depths_of_a_preset_keep_their_family(depth):
-    config = replace(preset("modernbert-base"), depth=depth)
+    config = replace(modernbert.base(), depth=depth)
     settings = MODERNBERT.config_rules.write(config)
     assert (
         settings["layer_types"]
@@ -80,15 +81,12 @@ def test_other_depths_of_a_preset_keep_their_family(depth):
 @pytest.mark.parametrize(
     ("config", "changes"),
     [
-        (preset("modernbert-base"), {"patterns": (Full(), Window(64), Window(32))}),
-        (preset("modernbert-base"), {"patterns": (Causal(),)}),
-        (preset("modernbert-base"), {"position": Learned(8192)}),
-        (preset("modernbert-base"), {"position": Rotary(8192, (160_000.0, 10_000.0, 20_000.0))}),
-        (
-            preset("modernbert-base"),
-            {"dropout": Dropouts(0.1, 0.0, places=("embedding", "attention"))},
-        ),
-        (preset("modernbert-base"), {"segments": 2}),
+        (modernbert.base(), {"patterns": (Full(), Window(64), Window(32))}),
+        (modernbert.base(), {"patterns": (Causal(),)}),
+        (modernbert.base(), {"position": Learned(8192)}),
+        (modernbert.base(), {"position": Rotary(8192, (160_000.0, 10_000.0, 20_000.0))}),
+        (modernbert.base(), {"dropout": Dropouts(0.1, 0.0, places=("embedding", "attention"))}),
+        (modernbert.base(), {"segments": 2}),
         (V3, {"position": Sinusoidal()}),
         (V3, {"readout": replace(V3.readout, choice=Own("relu"))}),
     ],

@@ -43,7 +43,7 @@ from bothways.core.terminal import listed
 from bothways.hub.hf_config import HFConfig, label_name, read_family_config
 from bothways.hub.model_folder import build_model, heads_of
 from bothways.hub.weight_files import AGAIN, LoadReport, Weights, head_of
-from bothways.model.families import bert, weight_names
+from bothways.model.families import albert, bert, electra, weight_names
 from bothways.model.families.family import Family, read_choice
 from bothways.model.families.weight_names import Shape
 from bothways.model.model import Model
@@ -149,10 +149,10 @@ def _in_layers(family: Family, paths: Paths, config: str | None) -> Dialect:
 
 
 _BERT = _in_layers(bert.BERT, BERT, "bert_config.json")
-_DISCRIMINATOR = _in_layers(bert.ELECTRA, DISCRIMINATOR, None)
+_DISCRIMINATOR = _in_layers(electra.ELECTRA, DISCRIMINATOR, None)
 _SHARED = "albert.encoder.albert_layer_groups"
 _ALBERT = Dialect(
-    bert.ALBERT,
+    albert.ALBERT,
     ALBERT,
     f"{_SHARED}.{{}}.albert_layers.0.ffn.bias",
     f"{_SHARED}.{{}}.albert_layers.0.ffn_output.bias",

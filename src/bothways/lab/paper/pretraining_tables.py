@@ -19,7 +19,7 @@ from bothways.data.segments import FullSentences, NextSentence, Segments
 from bothways.lab.paper.experiment import PUBLISHED, Published
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import EncoderConfig, Sharing
-from bothways.model.families import bert, gpt
+from bothways.model.families import albert, bert, electra, gpt
 from bothways.objectives import masked_lm
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLMSentenceOrder
@@ -328,7 +328,7 @@ TABLES = {
     ),
     "albert-sentences": PretrainTable(
         "Sentence losses (Lan et al. 2019, table 5)",
-        bert.albert,
+        albert.base,
         masked_lm.MaskedLM(),
         (
             _named("none", objective=masked_lm.MaskedLM()),
@@ -342,7 +342,7 @@ TABLES = {
     ),
     "albert-sharing": PretrainTable(
         "Shared layers (Lan et al. 2019, table 4)",
-        bert.albert,
+        albert.base,
         MaskedLMSentenceOrder(),
         (
             _named("all shared"),
@@ -358,7 +358,7 @@ TABLES = {
     ),
     "electra": PretrainTable(
         "Replaced token detection and masked LM (Clark et al. 2020, section 3.4)",
-        lambda: bert.PRESETS["electra-base-discriminator"],
+        electra.PRESETS["electra-base-discriminator"],
         masked_lm.MaskedLM(masking=Masking(0.15)),
         (
             _named("BERT"),

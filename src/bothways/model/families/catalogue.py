@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import difflib
 import functools
+from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
 from bothways.model.config import EncoderConfig
-from bothways.model.families import bert, deberta, gpt, long_texts, modernbert, roberta, rotary
+from bothways.model.families import (
+    albert,
+    bert,
+    bigbird,
+    deberta,
+    distilbert,
+    electra,
+    ernie,
+    eurobert,
+    gpt,
+    gte,
+    longformer,
+    modernbert,
+    mpnet,
+    nomic,
+    roberta,
+    transformer,
+)
 from bothways.model.families.family import Family
 
 FAMILIES: tuple[Family, ...] = (
-    bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, bert.DISTILBERT,
-    bert.ALBERT, bert.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, long_texts.LONGFORMER,
-    long_texts.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
-    bert.ERNIE, roberta.MPNET, rotary.NOMIC_BERT, rotary.GTE, rotary.EUROBERT,
+    bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, distilbert.DISTILBERT,
+    albert.ALBERT, electra.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, longformer.LONGFORMER,
+    bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
+    ernie.ERNIE, mpnet.MPNET, nomic.NOMIC_BERT, gte.GTE, eurobert.EUROBERT,
 )  # fmt: skip
-PRESETS: dict[str, EncoderConfig] = {
-    **bert.PRESETS, **roberta.PRESETS, **deberta.PRESETS, **long_texts.PRESETS,
-    **modernbert.PRESETS, **gpt.PRESETS, **rotary.PRESETS,
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    **bert.PRESETS, **roberta.PRESETS, **distilbert.PRESETS, **albert.PRESETS, **electra.PRESETS,
+    **deberta.PRESETS, **longformer.PRESETS, **bigbird.PRESETS, **modernbert.PRESETS,
+    **gpt.PRESETS, **transformer.PRESETS, **ernie.PRESETS, **mpnet.PRESETS,
+    **nomic.PRESETS, **gte.PRESETS, **eurobert.PRESETS,
 }  # fmt: skip
 
 
@@ -52,7 +72,7 @@ def family_for(
 @functools.cache
 def preset_family(name: str) -> Family | None:
     """Return the family that a preset is saved as, without looking at a vocabulary."""
-    return family_for(PRESETS[name])
+    return family_for(PRESETS[name]())
 
 
 def preset(name: str) -> EncoderConfig:
@@ -75,7 +95,7 @@ def preset(name: str) -> EncoderConfig:
         names = difflib.get_close_matches(name, PRESETS, n=5, cutoff=0.4) if near else PRESETS
         fix = f"{weights}Choose from {', '.join(names)}."
         raise ConfigError(f"there is no preset {name!r}{guess}", where="model", fix=fix)
-    return PRESETS[name]
+    return PRESETS[name]()
 
 
 def nearest_preset(name: str) -> str | None:

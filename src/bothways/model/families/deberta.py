@@ -20,20 +20,15 @@ opens the encoder.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
 from bothways.core.errors import FolderError
 from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, Readout
 from bothways.model.families import bert, family
-from bothways.model.families.family import (
-    Architecture,
-    Family,
-    classes,
-    masked_rules,
-    output_rules,
-)
+from bothways.model.families.common import classes, masked_rules, output_rules
+from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import Interleave, KeyTable, Rename, Rule, Stack
 from bothways.model.positions import Convolution, Disentangled, Learned, Term
 
@@ -72,17 +67,17 @@ def later(
     return replace(shape, readout=replace(shape.readout, replaced="with_first"))
 
 
-PRESETS: dict[str, EncoderConfig] = {
-    "deberta-base": first(12, 768, 12),
-    "deberta-large": first(24, 1024, 16),
-    "deberta-xlarge": first(48, 1024, 16),
-    "deberta-v2-xlarge": later(24, 1536, 24, convolution=_NGRAMS),
-    "deberta-v2-xxlarge": later(48, 1536, 24, convolution=_NGRAMS),
-    "deberta-v3-xsmall": later(12, 384, 6),
-    "deberta-v3-small": later(6, 768, 12),
-    "deberta-v3-base": later(12, 768, 12),
-    "deberta-v3-large": later(24, 1024, 16),
-    "mdeberta-v3-base": later(12, 768, 12, MULTILINGUAL),
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "deberta-base": lambda: first(12, 768, 12),
+    "deberta-large": lambda: first(24, 1024, 16),
+    "deberta-xlarge": lambda: first(48, 1024, 16),
+    "deberta-v2-xlarge": lambda: later(24, 1536, 24, convolution=_NGRAMS),
+    "deberta-v2-xxlarge": lambda: later(48, 1536, 24, convolution=_NGRAMS),
+    "deberta-v3-xsmall": lambda: later(12, 384, 6),
+    "deberta-v3-small": lambda: later(6, 768, 12),
+    "deberta-v3-base": lambda: later(12, 768, 12),
+    "deberta-v3-large": lambda: later(24, 1024, 16),
+    "mdeberta-v3-base": lambda: later(12, 768, 12, MULTILINGUAL),
 }
 
 

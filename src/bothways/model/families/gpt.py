@@ -5,24 +5,19 @@ which predicts the next token. GPT is post-norm without a LayerNorm after the em
 pre-norm. Files hold dense layers transposed.
 
 Source: Devlin et al. 2018, section 2.2, figure 3 and appendix A.4, which compare BERT with GPT.
-
-The encoder of the original Transformer (Vaswani et al. 2017, sections 3 and 5.4), which BERT's is
-based on, is only a preset: transformers has no class for it. Differences from BERT: sines and
-cosines instead of learned positions, added to tokens that are multiplied by √width; no segments and
-no LayerNorm after the embeddings; ReLU; no dropout on attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from bothways.model.attention.patterns import Causal
-from bothways.model.config import Activation, Dropouts, EncoderConfig, PostNorm, PreNorm
+from bothways.model.config import Activation, EncoderConfig, PostNorm, PreNorm
 from bothways.model.families import family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Tie, Transpose
-from bothways.model.positions import Learned, Sinusoidal
+from bothways.model.positions import Learned
 
 
 def base() -> EncoderConfig:
@@ -39,26 +34,12 @@ def second(depth: int, width: int) -> EncoderConfig:
     return replace(shape, depth=depth, width=width, heads=width // 64, intermediate_size=4 * width)
 
 
-def transformer(width: int, heads: int, dropout: float) -> EncoderConfig:
-    """Return the 6 layers of the original Transformer; a corpus has its own vocabulary.
-
-    Tokens start with variance 1 / width, so that after scaling they are as large as positions.
-    """
-    return EncoderConfig(
-        37_000, width, 6, heads, 4 * width, segments=0, position=Sinusoidal(scaled=True),
-        order=PostNorm(embedding=False), activation="relu", norm_epsilon=1e-6,
-        dropout=Dropouts(dropout, 0.0), initial_range=width**-0.5,
-    )  # fmt: skip
-
-
-PRESETS: dict[str, EncoderConfig] = {
-    "openai-gpt": base(),
-    "gpt2": second(12, 768),
-    "gpt2-medium": second(24, 1024),
-    "gpt2-large": second(36, 1280),
-    "gpt2-xl": second(48, 1600),
-    "transformer-base": transformer(512, 8, 0.1),
-    "transformer-big": transformer(1024, 16, 0.3),  # as for English to German
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "openai-gpt": base,
+    "gpt2": lambda: second(12, 768),
+    "gpt2-medium": lambda: second(24, 1024),
+    "gpt2-large": lambda: second(36, 1280),
+    "gpt2-xl": lambda: second(48, 1600),
 }
 
 
@@ -105,8 +86,11 @@ _ALIASES = {
     "max_position_embeddings": "n_positions",
 }
 _FIRST_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu",
-}  # fmt: skip
+    "gelu": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
 """In GPT's code, gelu is the approximation."""
 _END = 50_256
 _SECOND_ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", **family.ACTIVATIONS}

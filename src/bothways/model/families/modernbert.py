@@ -8,7 +8,8 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from bothways.core.errors import FolderError
 from bothways.model.attention.patterns import Full, Pattern, Window
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
 from bothways.model.families import family
-from bothways.model.families.family import Family, classes, masked_rules
+from bothways.model.families.common import classes, masked_rules
+from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.positions import Rotary
 
@@ -45,15 +47,23 @@ def _sized(depth: int, width: int, intermediate_size: int) -> EncoderConfig:
     )
 
 
-_BASE = _sized(22, 768, 1152)
-PRESETS: dict[str, EncoderConfig] = {
-    # Further sizes (Weller et al. 2025).
-    "ettin-17m": _sized(7, 256, 384),
-    "ettin-32m": _sized(10, 384, 576),
-    "ettin-68m": _sized(19, 512, 768),
-    "ettin-1b": _sized(28, 1792, 3840),
-    "modernbert-base": _BASE,
-    "modernbert-large": _sized(28, 1024, 2624),
+def base() -> EncoderConfig:
+    """Return 22 layers of 768."""
+    return _sized(22, 768, 1152)
+
+
+def modernbert_large() -> EncoderConfig:
+    """Return 28 layers of 1024."""
+    return _sized(28, 1024, 2624)
+
+
+ETTIN = {"17m": (7, 256, 384), "32m": (10, 384, 576), "68m": (19, 512, 768), "1b": (28, 1792, 3840)}
+"""Further sizes of ModernBERT, as layers, width and features between (Weller et al. 2025)."""
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    **{f"ettin-{name}": functools.partial(_sized, *size) for name, size in ETTIN.items()},
+    "modernbert-base": base,
+    "modernbert-large": modernbert_large,
 }
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
@@ -177,7 +187,7 @@ MODERNBERT = Family(
     keys=KeyTable("model.", _RULES),
     architectures=classes("ModernBert"),
     config_rules=family.ConfigRules(
-        _BASE,
+        base(),
         numbers=family.SIZES
         | {
             "norm_epsilon": "norm_eps",

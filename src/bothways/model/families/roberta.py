@@ -1,36 +1,24 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT, BERT without next sentence prediction on more text; MPNet.
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT without next sentence prediction, on more text.
 
-Source: Liu et al. 2019; Conneau et al. 2020; Martin et al. 2020; Song et al. 2020.
+Source: Liu et al. 2019; Conneau et al. 2020; Martin et al. 2020.
 
 Differences from BERT: two unused rows at the start of the position table, one segment, ε = 1e-5,
 and a dense layer of its own on `<s>` in the head for labels. The masked LM head always uses GELU.
-
-MPNet has a bias of distances on the scores, shared by all layers; the pooler of multiple choice; no
-segments. Its tokens are BERT's word pieces between RoBERTa's special tokens. transformers counts
-its positions from the id 1 of padding, whatever `config.json` has, and 32 buckets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig, Own, Readout
 from bothways.model.families import bert
-from bothways.model.families.family import (
-    UNSEGMENTED,
-    ConfigRules,
-    Family,
-    classes,
-    masked_rules,
-    output_rules,
-    position_buffers,
-    read_number,
-)
-from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
-from bothways.model.positions import DistanceBias, Learned
+from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
+from bothways.model.families.family import ConfigRules, Family
+from bothways.model.families.weight_names import KeyTable, Rename, Rule
+from bothways.model.positions import Learned
 
 ENGLISH = 50_265
 MULTILINGUAL = 250_002
@@ -55,17 +43,19 @@ def large(vocab: int = ENGLISH) -> EncoderConfig:
     return _as_roberta(bert.large(vocab))
 
 
-_BIAS = DistanceBias()
-_MPNET = replace(base(30_527), segments=0, position=Learned(512, _OFFSET, bias=_BIAS))
-PRESETS: dict[str, EncoderConfig] = {
-    "roberta-base": base(),
-    "roberta-large": large(),
-    "distilroberta-base": replace(base(), depth=6),  # Sanh et al. 2019
-    "xlm-roberta-base": base(MULTILINGUAL),
-    "xlm-roberta-large": large(MULTILINGUAL),
-    "camembert-base": base(FRENCH),
-    "camembert-large": large(FRENCH),
-    "mpnet-base": _MPNET,
+def distilled() -> EncoderConfig:
+    """Return 6 layers of 768 (Sanh et al. 2019)."""
+    return replace(base(), depth=6)
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "roberta-base": base,
+    "roberta-large": large,
+    "distilroberta-base": distilled,
+    "xlm-roberta-base": lambda: base(MULTILINGUAL),
+    "xlm-roberta-large": lambda: large(MULTILINGUAL),
+    "camembert-base": lambda: base(FRENCH),
+    "camembert-large": lambda: large(FRENCH),
 }
 
 
@@ -111,50 +101,3 @@ ROBERTA = _family("roberta", "Roberta", _ABSENT)
 _SMALLER = replace(_ABSENT, vocab=30_522)
 XLM_ROBERTA = replace(_family("xlm-roberta", "XLMRoberta", _SMALLER), vocabulary="Unigram")
 CAMEMBERT = replace(_family("camembert", "Camembert", _SMALLER), vocabulary="Unigram")
-
-
-_BUCKETS = "relative_attention_num_buckets"
-
-
-def _read_mpnet(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    if config.pad != 1:
-        message = f"pad_token_id must be 1, from which positions count, not {config.pad}"
-        raise FolderError(message, where=location)
-    buckets = read_number(raw, _BUCKETS, _BIAS.buckets, location)
-    if buckets != _BIAS.buckets:
-        message = f"{_BUCKETS} must be {_BIAS.buckets}, not {buckets}"
-        fix = "transformers computes that many whatever the setting: use its code for other tables."
-        raise FolderError(message, where=location, fix=fix)
-    return config
-
-
-_LAYER = "mpnet.encoder.layer.{}"
-_MPNET_RULES: tuple[Rule, ...] = (
-    Stack(
-        "encoder.blocks.{}.attention.qkv",
-        tuple(f"{_LAYER}.attention.attn.{name}" for name in ("q", "k", "v")),
-    ),
-    Rename("encoder.blocks.{}.attention.out", f"{_LAYER}.attention.attn.o"),
-    Rename("encoder.blocks.{}.attention_norm", f"{_LAYER}.attention.LayerNorm"),
-    Rename("encoder.relative.table", "mpnet.encoder.relative_attention_bias"),
-    *(
-        rule
-        for rule in (*bert.encoder_rules("mpnet"), *bert.post_norm_rules("mpnet"))
-        if ".attention" not in rule.name and "segment" not in rule.name
-    ),
-    *head_rules("mpnet"),
-)
-
-MPNET = Family(
-    model_type="mpnet",
-    keys=KeyTable("mpnet.", _MPNET_RULES, position_buffers("mpnet.embeddings")),
-    architectures=classes("MPNet", pooled={"choice"}),
-    config_rules=ConfigRules(
-        # The defaults are those of transformers' class, which the published models do not have.
-        replace(_MPNET, norm_epsilon=1e-12, position=replace(_MPNET.position, max_positions=510)),
-        numbers=UNSEGMENTED,
-        constant={_BUCKETS: _BIAS.buckets},
-        read_more=_read_mpnet,
-    ),
-    dropouts={},
-)
