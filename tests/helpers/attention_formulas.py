@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bothways.model.attention.block_sparse import RandomBlocks, random_blocks
+from bothways.model.attention.bigbird_random import RandomBlocks, random_blocks
 from bothways.model.attention.mask import EVERYTHING
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 

@@ -12,7 +12,7 @@ from bothways.core.errors import ConfigError
 from bothways.model.attention.dispatch import attend
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
-from bothways.model.attention.relative import attention_probabilities
+from bothways.model.attention.probabilities import attention_probabilities
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Encoder, recorded_attentions
 from bothways.objectives.masked_lm import MaskedLMModule

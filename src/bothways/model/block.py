@@ -23,12 +23,8 @@ from typing_extensions import assert_never
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.dispatch import attend
 from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.relative import (
-    PositionTerms,
-    attend_relative,
-    attention_probabilities,
-)
-from bothways.model.attention.mask import AttentionView
+from bothways.model.attention.probabilities import attention_probabilities
+from bothways.model.attention.relative import PositionTerms, attend_relative
 from bothways.model.config import Activation, EncoderConfig, Gated, PostNorm, PreNorm
 from bothways.model.kernels.dropout import Dropout, add_norm
 from bothways.model.kernels.linear import on_round_rows

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.model import heads as head_modules
-from bothways.model.attention.block_sparse import RandomBlocks
+from bothways.model.attention.bigbird_random import RandomBlocks
 from bothways.model.attention.mask import AttentionView, RotaryTables
 from bothways.model.attention.patterns import Blocks
 from bothways.model.block import Attention, Block, initialise, layer_norm

@@ -182,7 +182,7 @@ def kept_floats(
             call = dispatch.AttentionCall(
                 device, dtype, size, length, pattern, rate, learning, relative=relative
             )
-            compiled = dispatch.choose(call) == "compiled"
+            compiled = dispatch.choose(call) == dispatch.Compiled()
         scores = config.heads * seen(pattern, length)
         if learning:
             # Inputs of norms, products and dropouts. Attention in rectangles also keeps

@@ -13,7 +13,7 @@ from attention_formulas import HEADS, SIZE, sparse_formula
 from bothways.core.batch import Layout
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention import block_sparse, dispatch as kernels
-from bothways.model.attention.block_sparse import RandomBlocks, random_blocks
+from bothways.model.attention.bigbird_random import RandomBlocks, random_blocks
 from bothways.model.attention.dispatch import attend
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Blocks, Window

@@ -11,9 +11,10 @@ from attention_formulas import OnGpu, formula
 from bothways.core.batch import Batch, Layout
 from bothways.core.runtime import devices as hardware
 from bothways.model.attention import dispatch as kernels
+from bothways.model.attention.dispatch import Packed
+from bothways.model.attention.flash import attend_fused, attend_packed
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Window
-from bothways.model.attention.reference import attend_fused, attend_packed
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Encoder
 from bothways.model.positions import Rotary
@@ -45,7 +46,7 @@ def documented(
 @pytest.fixture
 def stand_in(monkeypatch) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", documented)
-    monkeypatch.setattr(kernels, "choose", lambda _: "packed")
+    monkeypatch.setattr(kernels, "choose", lambda _: Packed())
 
 
 PATTERNS = st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.integers(0, 12)))

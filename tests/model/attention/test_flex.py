@@ -12,9 +12,10 @@ from torch.nn.attention.flex_attention import create_block_mask
 from attention_formulas import sparse_formula
 from bothways.core.batch import Batch, Layout
 from bothways.core.runtime import devices as hardware
-from bothways.model.attention import dispatch as kernels, mask as masks
+from bothways.model.attention import dispatch as kernels, flex
 from bothways.model.attention.dispatch import AttentionCall
-from bothways.model.attention.mask import AttentionView, FlexWindow
+from bothways.model.attention.flex import FlexWindow
+from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Window
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Encoder
@@ -82,7 +83,7 @@ def test_an_encoder_is_the_same_by_either_kernel(patterns, request):
 def test_every_block_is_read_in_which_somebody_sees_somebody(lengths, radius, share, seed):
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masks, "BLOCK", 16)
+        patch.setattr(flex, "BLOCK", 16)
         tokens = sum(lengths)
         window = FlexWindow(Layout.of(lengths), radius, torch.rand(tokens) < share)
         for mask, queries in ((window.near, tokens), (window.far, len(window.global_tokens))):
@@ -107,8 +108,8 @@ def test_more_programs_are_compiled_than_torch_would(monkeypatch):
     with monkeypatch.context() as patch:
         compile_counted = functools.partial(compiled, backend=counter)
         patch.setattr(torch, "compile", compile_counted)
-        kernel = masks._kernel.__wrapped__("cuda")
-    monkeypatch.setattr(masks, "_kernel", lambda device: kernel)
+        kernel = flex._kernel.__wrapped__("cuda")
+    monkeypatch.setattr(flex, "_kernel", lambda device: kernel)
     try:
         for lengths in ([9], [200, 70]):
             layout = Layout.of(lengths)

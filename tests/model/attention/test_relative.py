@@ -15,14 +15,11 @@ from bothways.core.batch import EQUAL, LOOSE, Batch, Layout, RectanglePolicy
 from bothways.core.config.reader import load, read, to_dict
 from bothways.core.errors import ConfigError
 from bothways.model.attention import relative as disentangled
+from bothways.model.attention.dispatch import Padded
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Pattern, Window
-from bothways.model.attention.relative import (
-    PositionTerms,
-    along_diagonals,
-    attend_relative,
-    attention_probabilities,
-)
+from bothways.model.attention.probabilities import attention_probabilities
+from bothways.model.attention.relative import PositionTerms, along_diagonals, attend_relative
 from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, PreNorm
 from bothways.model.embedding import distances_of, row_of
 from bothways.model.heads import Head, LabelHead, MaskedHead, ReplacedHead
@@ -140,7 +137,7 @@ def test_output_and_gradient_equal_the_formula(kernel, lengths, seed, cut, numbe
     ]
     single = [tensor.detach().float().requires_grad_() for tensor in exact]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disentangled, "padded_kernel", lambda _: kernel)
+        patch.setattr(disentangled, "choose", lambda _: Padded(kernel))
         packed = Layout.of(lengths, cut)
         distances = distances_of(position, packed)
         terms = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -19,6 +19,7 @@ from typing_extensions import assert_never
 from bothways.core.runtime.devices import has_flex, has_varlen
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention import reference
+from bothways.model.attention.flash import attend_packed
 from bothways.model.attention.mask import (
     EVERYTHING,
     AttentionPart,
@@ -27,7 +28,6 @@ from bothways.model.attention.mask import (
     sees_all,
 )
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
-from bothways.model.attention.reference import attend_packed
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.dropout import Mask, drop
@@ -66,16 +66,39 @@ class AttentionCall:
     causal: bool = False
 
 
-Kernel = Literal["packed", "flexible", "compiled", "gathered", "blocked"] | reference.PaddedKernel
-"""Kernels of a whole batch, then of a rectangle.
+@dataclass(frozen=True)
+class Packed:
+    """FlashAttention over packed sequences on a GPU: no rectangles, no padding."""
 
-    packed      FlashAttention over packed sequences on a GPU: no rectangles, no padding
-    flexible    FlexAttention over packed sequences: a window with global tokens on a GPU
-    compiled    the library's compiled CPU kernel over packed sequences
-    gathered    matrix products over rectangles, with a backward pass of its own for all of a batch
-    blocked     block-sparse attention in a rectangle, in time linear in the length
-    others      full attention with a mask in a rectangle
-"""
+
+@dataclass(frozen=True)
+class Flexible:
+    """FlexAttention over packed sequences: a window with global tokens on a GPU."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The library's compiled CPU kernel over packed sequences."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Matrix products over rectangles, with a backward pass of its own for all of a batch."""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Block-sparse attention in a rectangle, in time linear in the length."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Full attention with a mask in a rectangle."""
+
+    kernel: reference.PaddedKernel
+
+
+Kernel = Packed | Flexible | Compiled | Gathered | Blocked | Padded
 
 
 def choose(call: AttentionCall) -> Kernel:
@@ -83,18 +106,18 @@ def choose(call: AttentionCall) -> Kernel:
 
     | # | device | dtype | pattern | dropout | learning | length | kernel |
     |---|---|---|---|---|---|---|---|
-    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | 0 | any | any | packed |
-    | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | flexible |
-    | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | compiled |
-    | 4 | the same | fp32 | all see all | > 0 | any | any | compiled |
-    | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | compiled |
-    | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | compiled |
-    | 7 | the same without AMX | bf16 | all see all | 0 | no | ≤ `compiled` | compiled |
-    | 8 | CPU | any | not as rows 10, 11 | any | yes | `padded_kernel`: products | gathered |
-    | 9 | any | any | any | any | any | any, with `relative` | `padded_kernel` |
-    | 10 | any | any | window | any | any | > 2 · radius + `masked_window` | blocked |
-    | 11 | any | any | blocks | any | any | > `pattern.dense` | blocked |
-    | 12 | any | any | any | any | any | any | `padded_kernel` |
+    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | 0 | any | any | Packed |
+    | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | Flexible |
+    | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
+    | 4 | the same | fp32 | all see all | > 0 | any | any | Compiled |
+    | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | Compiled |
+    | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | Compiled |
+    | 7 | the same without AMX | bf16 | all see all | 0 | no | ≤ `compiled` | Compiled |
+    | 8 | CPU | any | not as rows 10, 11 | any | yes | `padded_kernel`: products | Gathered |
+    | 9 | any | any | any | any | any | any, with `relative` | Padded |
+    | 10 | any | any | window | any | any | > 2 · radius + `masked_window` | Blocked |
+    | 11 | any | any | blocks | any | any | > `pattern.dense` | Blocked |
+    | 12 | any | any | any | any | any | any | Padded |
 
     Rows 1 to 8 are for whole batches without `relative`: a rectangle and a call with `relative`
     begin at row 9. A call with `causal` needs a mask: rows 1 to 7, 10 and 11 do not fit it. Row 1
@@ -102,7 +125,7 @@ def choose(call: AttentionCall) -> Kernel:
     call without `global_qkv`, row 8 one without global tokens.
     """
     if call.relative:
-        return padded_kernel(replace(call, learning=True))
+        return Padded(padded_kernel(replace(call, learning=True)))
     # A rectangle has left the packed form: kernels for whole batches are out of the question.
     if not call.rectangle and not call.causal:
         # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
@@ -110,16 +133,16 @@ def choose(call: AttentionCall) -> Kernel:
         plain = not (isinstance(call.pattern, Blocks) or call.global_tokens or call.global_qkv)
         small = call.head_size <= 256
         if plain and half and small and not call.dropout and has_varlen(call.device):
-            return "packed"
+            return Packed()
         if _is_flexible(call):
-            return "flexible"
+            return Flexible()
         if _is_compiled(call):
-            return "compiled"
+            return Compiled()
     if not call.causal and _is_sparse(call):
-        return "blocked"
+        return Blocked()
     kernel = padded_kernel(call)
     dense = not (call.rectangle or call.global_tokens or call.global_qkv)
-    return "gathered" if dense and call.learning and kernel == "products" else kernel
+    return Gathered() if dense and call.learning and kernel == "products" else Padded(kernel)
 
 
 def _is_flexible(call: AttentionCall) -> bool:
@@ -200,16 +223,16 @@ def attend(
     )  # fmt: skip
     match choose(call):
         # The whole batch at once …
-        case "packed":
+        case Packed():
             return attend_packed(qkv, view)
-        case "flexible":
+        case Flexible():
             return view.flexible(qkv, global_qkv)
-        case "compiled":
+        case Compiled():
             return packed_attention(qkv, view.layout, rate)
-        case "gathered":
+        case Gathered():
             return attend_gathered(qkv, view.parts, rate)
         # … or rectangle by rectangle, each with its own choice.
-        case _:
+        case Blocked() | Padded():
             outputs = [_attend_part(qkv, global_qkv, segment, call) for segment in view.parts]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -222,7 +245,7 @@ def _attend_part(
     q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
     call = replace(batch, max_seqlen=rectangle.longest, rectangle=True)
     match choose(call):
-        case "blocked":
+        case Blocked():
             if isinstance(segment.pattern, Blocks):
                 rate = 0.0  # BigBird's code drops no probability here
             sparse = segment.block_mask
@@ -231,7 +254,7 @@ def _attend_part(
             outputs = reference.attend_in_blocks(
                 q, k, v, sparse, segment.global_tokens, rate, padded_kernel(sparse_call)
             )
-        case "fused" | "products" | "in_place" as kernel:
+        case Padded(kernel):
             outputs = reference.attend_padded(q, k, v, segment.mask, rate, kernel)
         case other:
             raise AssertionError(f"{other} is for a whole batch")
@@ -249,7 +272,7 @@ def _attend_part(
 def attend_gathered(
     qkv: Float[Tensor, "tokens 3 heads d"], segments: Sequence[AttentionPart], rate: float
 ) -> Float[Tensor, "tokens heads d"]:
-    """Compute `dispatch.attend` for the calls that are "gathered"; differentiable once."""
+    """Compute `dispatch.attend` for the calls that are `Gathered`; differentiable once."""
     result: Tensor = _Attention.apply(qkv, segments, rate)  # type: ignore[no-untyped-call]
     return result
 
@@ -293,8 +316,10 @@ class _Attention(torch.autograd.Function):
         indexed = zip(_indexed(ctx.parts, heads), ctx.masks, strict=True)
         for (segment, index, here), seeded in indexed:
             q, k, v, probabilities, factors = (next(saved) for _ in range(5))
-            mask = seeded._replace(factors=factors).like(probabilities)
-            rectangle = segment.rectangle
+            mask, rectangle = (
+                seeded._replace(factors=factors).like(probabilities),
+                segment.rectangle,
+            )
             # The gradient of O = dropout(P) V with P = softmax(S), S = scale · Q Kᵀ:
             # dV = dropout(P)ᵀ dO, dP = dropout(dO Vᵀ), dS = P ∘ (dP − Σ P ∘ dP),
             # dQ = scale · dS K, dK = scale · dSᵀ Q.
@@ -326,5 +351,9 @@ def _indexed(
 ) -> Iterator[tuple[AttentionPart, HeadIndex, slice]]:
     """Yield each part with its indices and its slice of the batch's `(tokens · heads)`."""
     for segment in segments:
-        start, stop = segment.rectangle.start * heads, segment.rectangle.stop * heads
-        yield segment, segment.head_index(heads), slice(start, stop)
+        rectangle = segment.rectangle
+        yield (
+            segment,
+            segment.head_index(heads),
+            slice(rectangle.start * heads, rectangle.stop * heads),
+        )
