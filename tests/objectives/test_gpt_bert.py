@@ -19,7 +19,7 @@ from bothways.model.attention.patterns import Causal
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.model import Encoder, Model, recorded_attentions
-from bothways.objectives.causal_lm import GPTBERT
+from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import scored_objective

@@ -19,9 +19,9 @@ from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import (
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.objectives.span_boundary import (
     OFFSETS,
-    MaskedLMSentenceOrder,
     MaskedLMSpanBoundary,
     SpanBoundaryModule,
     _boundaries,

@@ -14,7 +14,7 @@ from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget
 from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
-from bothways.objectives.causal_lm import GPTBERT
+from bothways.objectives.gpt_bert import GPTBERT
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.recipes import BABYLM, RECIPES

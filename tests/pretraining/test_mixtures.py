@@ -21,9 +21,10 @@ from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import MaskedLM, MaskedLMSentenceOrder
+from bothways.objectives.masked_lm import MaskedLM
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.build import fit_to_corpus, preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import scored_objective

@@ -26,13 +26,10 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import family_for, preset
 from bothways.model.positions import Learned
 from bothways.objectives.causal_lm import CausalLM
-from bothways.objectives.masked_lm import (
-    MaskedLM,
-    MaskedLMSentenceOrder,
-    MaskedLMSpanBoundary,
-    with_masking,
-)
+from bothways.objectives.masked_lm import MaskedLM, with_masking
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining.build import (
     build_training_module,
     check_class,

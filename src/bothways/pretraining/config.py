@@ -24,17 +24,14 @@ from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence, Segments, SentenceOrder
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Rotary
-from bothways.objectives.causal_lm import GPTBERT, CausalLM
+from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.distillation import Distillation
-from bothways.objectives.masked_lm import (
-    MaskedLM,
-    MaskedLMNextSentence,
-    MaskedLMSentenceOrder,
-    MaskedLMSpanBoundary,
-    with_masking,
-)
+from bothways.objectives.gpt_bert import GPTBERT
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
 from bothways.objectives.objective import Objective, segments_for
 from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.training.optimizers import AdamW, BertAdam, peak_rate
 from bothways.training.parallel import Sharding
 from bothways.training.run import TRAINING_NAMES, Training, expand_names

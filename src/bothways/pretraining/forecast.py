@@ -31,10 +31,10 @@ from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.model import Model
 from bothways.objectives import distillation
-from bothways.objectives.causal_lm import GPTBERT
-from bothways.objectives.masked_lm import OFFSET_WIDTH, MaskedLMSpanBoundary
+from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.objective import PREDICTING, Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.objectives.span_boundary import OFFSET_WIDTH, MaskedLMSpanBoundary
 from bothways.pretraining.config import PretrainConfig
 from bothways.training import step_cost
 from bothways.training.run import compute_as

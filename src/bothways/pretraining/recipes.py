@@ -26,18 +26,14 @@ from bothways.model.config import Activation, EncoderConfig, Readout, with_vocab
 from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned, Rotary
-from bothways.objectives.causal_lm import GPTBERT
 from bothways.objectives.distillation import Distillation, Relations
-from bothways.objectives.masked_lm import (
-    MaskedLM,
-    MaskedLMSentenceOrder,
-    MaskedLMSpanBoundary,
-    MaskedObjective,
-    with_masking,
-)
+from bothways.objectives.gpt_bert import GPTBERT
+from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
 from bothways.pretraining import PretrainRecipe, build
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.pretraining.forecast import memory_demand
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, StableAdamW

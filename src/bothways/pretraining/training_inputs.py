@@ -29,7 +29,7 @@ from bothways.data.corpus_source import Corpora
 from bothways.data.masking import NGrams, Spans, Vocabulary, WholeWords
 from bothways.data.sentences import chinese_share
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import BoundaryTargets
+from bothways.objectives.span_boundary import BoundaryTargets
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import phases_of, training_documents

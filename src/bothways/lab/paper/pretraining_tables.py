@@ -22,9 +22,9 @@ from bothways.model.config import EncoderConfig, Sharing
 from bothways.model.families import albert, bert, electra, gpt
 from bothways.objectives import masked_lm
 from bothways.objectives.causal_lm import CausalLM
-from bothways.objectives.masked_lm import MaskedLMSentenceOrder
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.config import PretrainConfig
 
 Scale = Literal["small", "paper"]
