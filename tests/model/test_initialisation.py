@@ -10,12 +10,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-from bothways.model.block import without_weights
 from bothways.model.config import Dropouts, EncoderConfig, PreNorm
 from bothways.model.families.catalogue import preset
 from bothways.model.families.modernbert import MODERNBERT
 from bothways.model.families.weight_names import to_file_names
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.init import without_weights
 from bothways.model.kernels.dropout import Dropout, dropout, keep_mask
 from bothways.model.model import Model
 

@@ -31,10 +31,10 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.inspect_step import Repeat, repeat_step
 from bothways.pretraining.run import pretrain
 from bothways.training import checkpoint, loop
-from bothways.training.meter import STEPS, recorded_steps
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Event, Target, Training
 from bothways.training.schedules import WSD, Duration, Hours, Linear, Steps, Tokens
+from bothways.training.trackers import STEPS, recorded_steps
 from commands import run_line
 from toy_folder import make_folder
 from toy_training import enter_ranks, on_ranks

@@ -21,7 +21,7 @@ from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, meter, parallel, saved_state
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import evaluate_losses
-from bothways.training.meter import ENDED_BY_WATCHDOG, Pace, TensorBoard, Watchdog, stragglers
+from bothways.training.meter import ENDED_BY_WATCHDOG, Pace, Watchdog, stragglers
 from bothways.training.parallel import (
     Replicated,
     Sharding,
@@ -32,6 +32,7 @@ from bothways.training.parallel import (
 )
 from bothways.training.saved_state import NewCheckpoint
 from bothways.training.schedules import RunState
+from bothways.training.trackers import TensorBoard
 from toy_training import (
     FITS,
     SINGLE,

@@ -13,8 +13,8 @@ import torch
 
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.training.checkpoint import Best, FolderStore, Keep, checkpoints, read_checkpoint
-from bothways.training.meter import JsonLines
 from bothways.training.schedules import Hours, Steps
+from bothways.training.trackers import JsonLines
 from heard_progress import Heard
 from toy_training import (
     CONFIG,

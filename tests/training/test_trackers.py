@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import CheckpointError, ResourceError
-from bothways.training import meter
+from bothways.training import trackers
 from bothways.training.meter import (
     EvaluationScores,
-    JsonLines,
     Peak,
     Speed,
     StepReport,
-    TensorBoard,
-    WeightsAndBiases,
     report_values,
     score_values,
 )
 from bothways.training.schedules import Hours, RunState, Steps, Tokens
+from bothways.training.trackers import JsonLines, TensorBoard, WeightsAndBiases
 from toy_training import TRAINING, metric_lines, session
 
 REPORT = StepReport(
@@ -149,7 +147,7 @@ def test_tensorboard_reads_a_session_after_the_clock_was_set_back_as_the_last_on
     tmp_path, monkeypatch
 ):
     for number, now in enumerate((86_400.0, 3600.0, 3600.0)):
-        monkeypatch.setattr(meter.time, "time", lambda now=now: now)
+        monkeypatch.setattr(trackers.time, "time", lambda now=now: now)
         tracker = TensorBoard(tmp_path, 10 * number)
         for step in (10 * number + 10, 10 * number + 20):
             tracker.write({"step": step, "loss/masked": float(number)})
@@ -163,8 +161,8 @@ def clock(monkeypatch):
     class Clock:
         now = 100.0
 
-    monkeypatch.setattr(meter.time, "perf_counter", lambda: Clock.now)
-    monkeypatch.setattr(meter.time, "monotonic", lambda: Clock.now)
+    monkeypatch.setattr(trackers.time, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(trackers.time, "monotonic", lambda: Clock.now)
     return Clock
 
 

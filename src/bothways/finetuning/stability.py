@@ -20,7 +20,7 @@ import torch
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.source import rng
-from bothways.model.block import initialise
+from bothways.model.init import initialise
 from bothways.model.model import Model
 from bothways.training.optimizers import ParameterRule, ParameterRules
 

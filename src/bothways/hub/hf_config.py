@@ -24,7 +24,6 @@ from bothways.core.terminal import listed, quantity
 from bothways.hub.adapter import CONFIG, Adapter, apply_adapter, read_adapter
 from bothways.hub.resolve import MODULES, object_in, require_types
 from bothways.hub.weight_files import Weights, open_weights
-from bothways.model.block import without_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES, family_for, family_named
 from bothways.model.families.family import (
@@ -37,6 +36,7 @@ from bothways.model.families.family import (
 )
 from bothways.model.families.weight_names import KeyTable, Rename
 from bothways.model.heads import HEADS, ChoiceHead, Head, LabelHead, TagHead
+from bothways.model.init import without_weights
 from bothways.model.model import Model
 
 if TYPE_CHECKING:

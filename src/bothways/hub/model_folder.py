@@ -61,6 +61,7 @@ from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, Shape, to_file_names
 from bothways.model.heads import HEADS, Head, LabelHead, PoolerHead, TagHead, with_pooler
+from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_files import FILES

@@ -14,8 +14,9 @@ from typing_extensions import assert_never
 from bothways.core.batch import Batch, Layout
 from bothways.model import positions
 from bothways.model.attention.mask import Distances
-from bothways.model.block import activate, layer_norm
+from bothways.model.block import activate
 from bothways.model.config import EncoderConfig
+from bothways.model.init import layer_norm
 from bothways.model.kernels.dropout import Dropout
 from bothways.model.kernels.library import is_tracing
 from bothways.model.kernels.linear import on_round_rows

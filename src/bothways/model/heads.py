@@ -19,8 +19,9 @@ from typing_extensions import assert_never
 from bothways.core.batch import Layout
 from bothways.core.config.values import require_at_least, require_probability
 from bothways.core.errors import ConfigError
-from bothways.model.block import activate, initialise, layer_norm
+from bothways.model.block import activate
 from bothways.model.config import EncoderConfig, FromPooler, FromVector, Own
+from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.dropout import Dropout
 from bothways.model.kernels.linear import on_round_rows
 from bothways.model.positions import Disentangled

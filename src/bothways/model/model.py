@@ -23,10 +23,11 @@ from bothways.model import heads as head_modules
 from bothways.model.attention.bigbird_random import RandomBlocks
 from bothways.model.attention.mask import AttentionView, RotaryTables
 from bothways.model.attention.patterns import Blocks
-from bothways.model.block import Attention, Block, initialise, layer_norm
+from bothways.model.block import Attention, Block
 from bothways.model.config import EncoderConfig, PreNorm, Sharing
 from bothways.model.embedding import Embedding, NgramConvolution, build_relative, distances_of
 from bothways.model.heads import HEADS, Head, with_pooler
+from bothways.model.init import initialise, layer_norm
 from bothways.model.positions import Disentangled, Rotary
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bothways.core.errors import ConfigError
-from bothways.model.block import without_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head
+from bothways.model.init import without_weights
 from bothways.model.model import Model
 
 

@@ -36,6 +36,7 @@ from bothways.data.segments import FullSentences, NextSentence
 from bothways.data.words import chinese_share, unpack_words
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
+from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Hidden, Model
 from bothways.objectives.losses import z_loss

@@ -43,10 +43,10 @@ from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences
-from bothways.model.block import without_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.heads import MaskedHead, ReplacedHead
+from bothways.model.init import without_weights
 from bothways.model.kernels.cross_entropy import row_chunks
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy

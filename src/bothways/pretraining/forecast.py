@@ -26,9 +26,9 @@ from bothways.core.runtime import cards, devices
 from bothways.core.source import Sequence, rng
 from bothways.data.loader import ExampleBudget, TokenRamp
 from bothways.data.masking import Vocabulary
-from bothways.model.block import without_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
+from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.objectives import distillation
 from bothways.objectives.gpt_bert import GPTBERT

@@ -1,7 +1,7 @@
 """One step of a pre-training run, done again: what was read, and what came of it.
 
 Data and masks are keyed by their places, and what a run decides by its clock is in its record
-(`training.meter`). So a step can be repeated from the checkpoint before it: equal to the bit
+(`training.trackers`). So a step can be repeated from the checkpoint before it: equal to the bit
 on the same machine, if the run had one process. Of a run of several, the sequences and the rates
 are the same; sums over ranks are rounded in another order, and dropout has draws of its own.
 """
@@ -34,11 +34,12 @@ from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.training_inputs import describe_sequence
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import Loop, arithmetic_of, weighted_sum
-from bothways.training.meter import Meter, StepReport, recorded_steps
+from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
 from bothways.training.saved_state import Average, RunTensors
 from bothways.training.schedules import RunState, Steps
+from bothways.training.trackers import recorded_steps
 
 
 @dataclass(frozen=True)

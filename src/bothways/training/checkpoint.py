@@ -55,11 +55,11 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.source import rng
 from bothways.core.training_module import TrainingModule
-from bothways.training import meter, saved_state
-from bothways.training.meter import StepRecord
+from bothways.training import saved_state, trackers
 from bothways.training.parallel import Plan, from_main_rank, is_main, on_all_ranks
 from bothways.training.saved_state import MANIFEST, PROGRESS, RunTensors, use_average
 from bothways.training.schedules import RunState
+from bothways.training.trackers import StepRecord
 
 Metrics = Mapping[str, int | float]
 """Results of an evaluation by name, such as "held-out/loss/masked"."""
@@ -302,7 +302,7 @@ class RunSession:
         note_step: records the rate before a step, for a repeat.
     """
 
-    trackers: Sequence[meter.Tracker] = ()
+    trackers: Sequence[trackers.Tracker] = ()
     is_interrupted: Callable[[], bool] = lambda: False
     note_step: Callable[[RunState, float], object] = lambda state, rate: None
 
@@ -390,7 +390,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def session(
-        self, plan: Plan, state: RunState, hosted: Sequence[meter.HostedTracker] = ()
+        self, plan: Plan, state: RunState, hosted: Sequence[trackers.HostedTracker] = ()
     ) -> Iterator[RunSession]:
         """Open the trackers and the record of steps; signals end the session."""
         with contextlib.ExitStack() as stack:
@@ -400,12 +400,14 @@ class FolderStore:
                 folder, step = self.folder, state.steps
                 record = StepRecord(folder, step, plan.world)
                 stack.enter_context(contextlib.closing(record))
-                receivers: list[meter.Tracker] = [meter.JsonLines(folder / "metrics.jsonl", step)]
+                receivers: list[trackers.Tracker] = [
+                    trackers.JsonLines(folder / "metrics.jsonl", step)
+                ]
                 if errors.installed("tensorboard"):
-                    receivers.append(meter.TensorBoard(folder / "tensorboard", step))
+                    receivers.append(trackers.TensorBoard(folder / "tensorboard", step))
                 if hosted:
                     settings = flatten(dict(self.config))
-                    receivers.append(meter.WeightsAndBiases(folder, settings))
+                    receivers.append(trackers.WeightsAndBiases(folder, settings))
                 for tracker in receivers:
                     stack.enter_context(contextlib.closing(tracker))
                 session = RunSession(receivers, session.is_interrupted, record.note)
@@ -447,7 +449,7 @@ class MemoryStore:
 
     @contextlib.contextmanager
     def session(
-        self, plan: Plan, state: RunState, hosted: Sequence[meter.HostedTracker] = ()
+        self, plan: Plan, state: RunState, hosted: Sequence[trackers.HostedTracker] = ()
     ) -> Iterator[RunSession]:
         """Open nothing: Ctrl-C ends the run at once. Raises ConfigError for hosted trackers."""
         if hosted:

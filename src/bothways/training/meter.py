@@ -1,7 +1,5 @@
-"""What is measured of a run, and where its records are sent.
-
-A `Meter` has losses, accuracies and the gradient norm of the steps since the last reading; further
-records are the speed of the run and the pace of each rank.
+"""What is measured of a run: losses, accuracies and the gradient norm of the steps since the last
+reading, the speed of the run, and the pace of each rank.
 
 Adding does not wait for the device: sums stay there, as does the number of the first step with a
 value that is not finite. Reading fetches and reduces them over ranks, only when a record is due. A
@@ -10,47 +8,30 @@ record is a flat table of numbers, one of which is the step.
 Ranks wait for each other in every step, so the time of a step says nothing about one of them. What
 does is the time in which a rank is at work by itself: reading the data, and the forward passes up
 to the first exchange. On a GPU, where work is queued, it is the time until the work is queued.
-
-Records are sent to `metrics.jsonl`, TensorBoard and Weights & Biases. Reports read `metrics.jsonl`,
-which holds each step once, however often the run was stopped and resumed.
-
-`StepRecord` keeps what no repeat of a step can compute, the rate and the phase. Both follow from
-the share of the run that is done, which is read from a clock where the length of the run is a time.
-So they are written down before each step:
-
-    steps.bin    16 bytes a step: the multiple of the peak rate (float64), the phase from 0 and the
-                 number of ranks (uint32 each), little-endian
-
-A repeat reads them (`pretraining.inspect_step`) and has no clock.
 """
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import json
 import math
 import os
-import re
 import sys
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core import errors
 from bothways.core.files import parse_object, replace_text
 from bothways.core.training_module import Loss
+from bothways.core.errors import DivergedError, argument, render
+from bothways.core.loss import Loss
 from bothways.training.parallel import Plan, all_gather, lost_contact
 from bothways.training.schedules import Duration, RunState
 
@@ -193,7 +174,7 @@ def _check(names: list[str | None], ranks: list[list[float]]) -> None:
     )
     of_rank = f" on rank {rank}" if len(ranks) > 1 and names[index] is not None else ""
     value = "gradient norm" if names[index] is None else f"loss {names[index]!r}"
-    raise errors.DivergedError(
+    raise DivergedError(
         f"the {value} is not finite{of_rank}",
         where=f"step {int(step)}",
         fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
@@ -405,7 +386,7 @@ class Watchdog:
         while not self._over.wait(min(1.0, self._limit / 4)):
             doing, step, since = self._now
             if doing != "resting" and time.monotonic() - since > self._limit:
-                resume = errors.render(errors.argument(resume=True))
+                resume = render(argument(resume=True))
                 message = (
                     f"\nstep {step}: rank {self._plan.rank} has been {doing} for more than "
                     f"{self._limit:g} seconds, and ends.\n  The rank that did not wait for others "
@@ -415,185 +396,3 @@ class Watchdog:
                 os.write(2, message.encode())
                 faulthandler.dump_traceback(sys.__stderr__ or 2)
                 os._exit(ENDED_BY_WATCHDOG)
-
-
-_FIX = f"Make room, then {errors.AGAIN}: the checkpoints are whole."
-_EVENTS, _NUMBER = "events.out.tfevents.", re.compile(r"\d+(\.\d+)?")
-
-HostedTracker = Literal["wandb"]
-
-
-class JsonLines:
-    """Appends one JSON object a line; a resumed run first drops the lines after its checkpoint.
-
-    Raises:
-        CheckpointError: the file is not UTF-8, or a line is not a record.
-        ResourceError: the file cannot be written.
-    """
-
-    def __init__(self, file: Path, step: int) -> None:
-        try:
-            text = file.read_text(encoding="utf8") if step and file.exists() else ""
-        except UnicodeDecodeError as error:
-            fix = "Move it away: the run continues with new records."
-            raise errors.CheckpointError("is not UTF-8", where=file, fix=fix) from error
-        except OSError as error:
-            message = f"cannot be read: {error.strerror or error}"
-            fix = f"Look at the disk, then {errors.AGAIN}."
-            raise errors.ResourceError(message, where=file, fix=fix) from error
-        lines = []
-        # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
-        # A last line without it was cut by a kill.
-        for line in text.split("\n")[:-1]:
-            try:
-                number = int(parse_object(line, file)["step"])
-            except (errors.BothwaysError, ValueError, KeyError, TypeError, OverflowError) as error:
-                message = f"{line.strip()[:80]!r} is not a record of a run"
-                fix = "Delete that line."
-                raise errors.CheckpointError(message, where=file, fix=fix) from error
-            if number <= step:
-                lines.append(f"{line}\n")
-        replace_text(file, "".join(lines))
-        self._file = file
-
-    def write(self, record: Record) -> None:
-        """Append a line."""
-        with errors.os_errors(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
-            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-    def close(self) -> None:
-        """Do nothing: every line is written at once."""
-
-
-class TensorBoard:
-    """Writes one event file a session; a resumed one has TensorBoard drop the steps it repeats."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        with errors.optional("tensorboard", "writing TensorBoard events"):
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._folder = folder
-        with errors.os_errors(folder, _FIX):
-            folder.mkdir(parents=True, exist_ok=True)
-            # TensorBoard reads files by name, and a clock may have been set back.
-            begun = (name.removeprefix(_EVENTS) for name in os.listdir(folder))
-            latest = max(
-                (float(number) for number in begun if _NUMBER.fullmatch(number)), default=0.0
-            )
-            name = f"{_EVENTS}{max(time.time(), latest + 1):.6f}"
-            self._file = RecordWriter((folder / name).open("wb"))
-        self._put(Event(file_version="brain.Event:2"))
-        if step:
-            self._put(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
-
-    def write(self, record: Record) -> None:
-        """Append an event, with a scalar for each number."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        numbers = [(name, value) for name, value in record.items() if name != "step"]
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers]
-        self._put(Event(step=int(record["step"]), summary=Summary(value=values)))
-
-    def _put(self, event: Any) -> None:
-        event.wall_time = time.time()
-        with errors.os_errors(self._folder, _FIX):
-            self._file.write(event.SerializeToString())
-            self._file.flush()
-
-    def close(self) -> None:
-        """Close the event file."""
-        with contextlib.suppress(OSError):  # of an event that could not be written, as was said
-            self._file.close()
-
-
-class WeightsAndBiases:
-    """Sends records to Weights & Biases, where a resumed run continues the same one."""
-
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        with errors.optional("wandb", "sending records to Weights & Biases"):
-            import wandb
-        id_file = folder / ".wandb-run"
-        if not id_file.exists():
-            id_file.write_text(uuid.uuid4().hex[:16], encoding="utf8")
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "bothways"),
-            name=folder.name,
-            id=id_file.read_text(encoding="utf8").strip(),
-            resume="allow",
-            dir=str(folder),
-            config=settings,
-        )
-
-    def write(self, record: Record) -> None:
-        """Send a record."""
-        values = {name: value for name, value in record.items() if name != "step"}
-        self._run.log(values, step=int(record["step"]))
-
-    def close(self) -> None:
-        """Send what is held back."""
-        self._run.finish()
-
-
-Tracker = JsonLines | TensorBoard | WeightsAndBiases
-"""A receiver of records: of training, with a "share" of the run in them, or of an evaluation."""
-
-STEPS = "steps.bin"
-_ENTRY = np.dtype([("rate", "<f8"), ("phase", "<u4"), ("ranks", "<u4")])
-StepEntries = NDArray[Any]
-"""The entries of the steps of a run from the first on, with fields `rate`, `phase`, `ranks`."""
-
-
-class StepRecord:
-    """Appends an entry before each step; a resumed run first drops those after its checkpoint.
-
-    Args:
-        folder: of the run.
-        step: of the checkpoint from which it continues. Steps before it that were not recorded
-            have the rate NaN.
-        ranks: of this session.
-
-    Raises:
-        ResourceError: the file cannot be written.
-    """
-
-    def __init__(self, folder: Path, step: int, ranks: int) -> None:
-        self._file, self._ranks = folder / STEPS, ranks
-        recorded = min(step, len(_read(self._file)))
-        unknown = np.zeros(step - recorded, _ENTRY)
-        unknown["rate"] = math.nan
-        with errors.os_errors(self._file, _FIX):
-            # Unbuffered: also the step at which a process is killed has its entry.
-            self._stream = self._file.open("ab", buffering=0)
-            self._stream.truncate(recorded * _ENTRY.itemsize)
-            self._stream.write(unknown.tobytes())
-
-    def note(self, state: RunState, rate: float) -> None:
-        """Append the entry of the step that follows a state."""
-        entry = np.array((rate, state.phase, self._ranks), _ENTRY)
-        with errors.os_errors(self._file, _FIX):
-            self._stream.write(entry.tobytes())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
-
-
-def recorded_steps(folder: Path) -> StepEntries:
-    """Return the entries of a run's steps.
-
-    Raises:
-        CheckpointError: the run has no such record.
-    """
-    if not (folder / STEPS).is_file():
-        message = f"has no record of its steps ({STEPS}): a version without it trained this run"
-        fix = "Its steps cannot be repeated. Train it again to inspect one."
-        raise errors.CheckpointError(message, where=folder, fix=fix)
-    return _read(folder / STEPS)
-
-
-def _read(file: Path) -> StepEntries:
-    """Return the whole entries of a file, whose last one may have been cut by a kill."""
-    content = file.read_bytes() if file.is_file() else b""
-    return np.frombuffer(content, _ENTRY, len(content) // _ENTRY.itemsize)

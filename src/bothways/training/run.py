@@ -29,6 +29,7 @@ from bothways.training.checkpoint import STOPPING, Best, Keep, Metrics, Store
 from bothways.training.loop import Loop, clock_from
 from bothways.training.parallel import Plan, barrier, sharded
 from bothways.training.saved_state import Average, RunTensors
+from bothways.training.trackers import HostedTracker
 
 BEST, WAITED, REACHED = (f"{STOPPING}{name}" for name in ("best", "waited", "reached"))
 Evaluation = Callable[[Progress], Metrics]
@@ -102,7 +103,7 @@ class Training:
     early_stopping: int | None = field(default=None, metadata=CHANGEABLE)
     target: Target | None = field(default=None, metadata=CHANGEABLE)
     step_limit: float | None = field(default=None, metadata=CHANGEABLE)
-    trackers: tuple[meters.HostedTracker, ...] = field(default=(), metadata=CHANGEABLE)
+    trackers: tuple[HostedTracker, ...] = field(default=(), metadata=CHANGEABLE)
 
     def __post_init__(self) -> None:
         require_at_least(1, "training", early_stopping=self.early_stopping)

@@ -33,7 +33,6 @@ from bothways.core.runtime import devices
 from bothways.core.training_module import TrainingModule
 from bothways.model.attention import dispatch, patterns
 from bothways.model.attention.mask import sees_all
-from bothways.model.block import without_weights
 from bothways.model.config import EncoderConfig, Gated
 from bothways.model.heads import (
     Head,
@@ -44,6 +43,7 @@ from bothways.model.heads import (
     PoolerHead,
     with_pooler,
 )
+from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled
 from bothways.training import optimizers

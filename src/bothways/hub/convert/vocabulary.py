@@ -32,8 +32,8 @@ from bothways.core.terminal import listed
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import kept_files
-from bothways.model.block import without_weights
 from bothways.model.config import with_vocabulary
+from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer, byte_of, bytes_in, is_spaceless
