@@ -13,7 +13,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import has_int8
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
-from bothways.model.kernels.linear import Int8Linear
+from bothways.model.kernels.int8 import Int8Linear
 from bothways.model.model import Model
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import Int8Report, TimedMetrics, measure_int8

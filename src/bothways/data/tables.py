@@ -240,8 +240,8 @@ def _csv_records(location: str, lines: Lines) -> Records:
         try:
             record = next(reader, None)
         except csv.Error as error:
-            fix = "Quote values with a comma or a line end, close each quote, double inner ones. "
-            fix += f"Longer values need a larger {text_io.MAX_LINE}."
+            fix = "Quote values with a comma or a line end, close each quote, and write a quote inside "
+            fix += f'a value as "". Longer values need a larger {text_io.MAX_LINE}.'
             raise DataError(f"is not CSV: {error}", where=f"{location}:{begin}", fix=fix) from error
         finally:
             csv.field_size_limit(previous_limit)

@@ -194,5 +194,5 @@ def scale_outputs(model: Model, scale: OutputScale | None) -> list[Finding]:
     assert isinstance(head.dense, nn.Linear)
     head.dense = ScaledLinear(head.dense, scale).train(head.training)
     message = f"the training scores are {scale.mean:g} ± {scale.unit:g}: the head learns them in "
-    message += "these units, and its losses, metrics and predictions are those of the scores"
+    message += "these units; losses, metrics and predictions have the units of the data"
     return [Finding("labels", "note", message)]

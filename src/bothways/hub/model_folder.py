@@ -56,7 +56,6 @@ from bothways.hub.weight_files import (
     read_exact,
     unread_files,
 )
-from bothways.model.block import without_weights
 from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, Shape, to_file_names

@@ -17,9 +17,8 @@ import torch
 
 from bothways.core.batch import Batch, TokenTargets, next_tokens
 from bothways.core.config.values import require_at_least
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig
@@ -60,13 +59,28 @@ class CausalLM(Objective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> CausalLMModule:
+        """Return the module to train."""
         return CausalLMModule(models["model"], self.z_loss)
 
 
-class CausalLMModule(MaskedLMModule):
-    """Learns the next tokens; its loss is named "next". The model has a "causal" head."""
+class CausalLMModule(TrainingModule):
+    """Learns the next tokens; its loss is named "next".
+
+    Args:
+        model: an encoder with a "causal" head.
+        z_loss: coefficient of the loss "z"; 0 for none.
+    """
 
     predicts = ("next",)
+
+    def __init__(self, model: Model, z_loss: float = 0.0) -> None:
+        super().__init__()
+        self.model = model
+        self.coefficients = {"z": z_loss} if z_loss else {}
+
+    def saved(self) -> Mapping[str, Model]:
+        """Return the model."""
+        return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of predictions, for "next" and for "z"."""

@@ -24,8 +24,8 @@ import torch
 
 from bothways.core.batch import Batch, TokenTargets
 from bothways.core.config.values import require_share
-from bothways.core.loss import Loss, perplexity
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss, perplexity
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig

@@ -33,10 +33,9 @@ from bothways.data.masking import (
     word_starts,
 )
 from bothways.data.segments import FullSentences, NextSentence
-from bothways.data.words import chinese_share, unpack_words
+from bothways.data.sentences import chinese_share, unpack_words
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
-from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Hidden, Model
 from bothways.objectives.losses import z_loss

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch, Targets, TokenTargets
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss
 from bothways.data.masking import (
     Chosen,
     CorpusToken,

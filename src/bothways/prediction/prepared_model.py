@@ -29,15 +29,10 @@ from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.heads import MaskedOutput, NextTokenOutput
 from bothways.model.kernels import library
+from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
+from bothways.model.kernels.int8 import Int8Linear
 from bothways.model.kernels.library import HEAD_STEP, Feature, multiplies
-from bothways.model.kernels.linear import (
-    CompiledBlockTail,
-    CompiledLayers,
-    CompiledLinear,
-    Int8Linear,
-    OneDNNLinear,
-    PanelLinear,
-)
+from bothways.model.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
 from bothways.model.model import Encoder, Hidden, Model, spread
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
 

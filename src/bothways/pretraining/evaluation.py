@@ -31,9 +31,9 @@ from bothways.objectives import replaced_tokens
 from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.prediction.analysis.evaluation import COLUMNS, read_suite
 from bothways.prediction.engine import evaluate_task
-from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.tasks.classification.task import ClassificationTask

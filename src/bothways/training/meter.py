@@ -27,11 +27,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bothways.core import errors
-from bothways.core.files import parse_object, replace_text
-from bothways.core.training_module import Loss
 from bothways.core.errors import DivergedError, argument, render
-from bothways.core.loss import Loss
+from bothways.core.training_module import Loss
 from bothways.training.parallel import Plan, all_gather, lost_contact
 from bothways.training.schedules import Duration, RunState
 

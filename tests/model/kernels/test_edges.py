@@ -92,7 +92,7 @@ SCRIPT = """
 import torch
 from bothways.core.batch import Layout
 from bothways.model.kernels.attention import packed_attention
-from bothways.model.kernels.linear import CompiledBlockTail, CompiledLayers
+from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.model.kernels.linear import CompiledLinear
 torch.manual_seed(0)
 weights = [torch.randn(*shape) / 8 for shape in ((192, 64), (64, 64), (96, 64), (64, 96))]

@@ -15,15 +15,10 @@ from torch.nn import functional as F
 from bothways.core.batch import Layout
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
+from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
+from bothways.model.kernels.int8 import Int8Linear, quantize_weights
 from bothways.model.kernels.library import Feature, kernel_features
-from bothways.model.kernels.linear import (
-    CompiledBlockTail,
-    CompiledLayers,
-    CompiledLinear,
-    Int8Linear,
-    PanelLinear,
-    quantize_weights,
-)
+from bothways.model.kernels.linear import CompiledLinear, PanelLinear
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.text_task import TextExample

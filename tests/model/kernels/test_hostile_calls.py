@@ -15,13 +15,10 @@ from bothways.core.batch import Layout
 from bothways.model.kernels import abi, library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.cross_entropy import cross_entropy
+from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
+from bothways.model.kernels.int8 import quantize_weights
 from bothways.model.kernels.library import ALL_FEATURES, FORMATS, Feature, call_kernel
-from bothways.model.kernels.linear import (
-    CompiledBlockTail,
-    CompiledLayers,
-    CompiledLinear,
-    quantize_weights,
-)
+from bothways.model.kernels.linear import CompiledLinear
 from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, draw_qkv
 
 pytestmark = [NEEDS_AVX512, pytest.mark.usefixtures("processor")]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import has_int8
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.kernels import linear
-from bothways.model.kernels.linear import Int8Linear, quantize_activations, quantize_weights
+from bothways.model.kernels import int8
+from bothways.model.kernels.int8 import Int8Linear, quantize_activations, quantize_weights
 
 pytestmark = [
     pytest.mark.skipif(
@@ -95,7 +95,7 @@ def test_many_rows_in_parts_are_what_they_are_alone(monkeypatch):
     with torch.no_grad():
         whole = layer(x)
         alone = torch.cat([layer(row[None]) for row in x])
-        monkeypatch.setattr(linear, "TUNING", replace(TUNING, int8_chunk_elements=24 * 7))
+        monkeypatch.setattr(int8, "TUNING", replace(TUNING, int8_chunk_elements=24 * 7))
         assert torch.equal(layer(x), whole)
     assert torch.equal(alone, whole)
 

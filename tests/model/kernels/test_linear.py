@@ -6,7 +6,8 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from bothways.model.kernels.linear import CompiledLinear, OneDNNInt8, quantize_weights
+from bothways.model.kernels.int8 import OneDNNInt8, quantize_weights
+from bothways.model.kernels.linear import CompiledLinear
 from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, SAME_PROCESSOR, examples
 
 LAYERS = (st.integers(1, 200), st.booleans(), st.integers(0, 2**31))

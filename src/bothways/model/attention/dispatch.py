@@ -280,6 +280,7 @@ def attend_gathered(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, segments: Sequence[AttentionPart], rate: float) -> Tensor:
+        """Compute attention over padded rectangles."""
         tokens, _, heads, size = qkv.shape
         saved, masks = list[Tensor | None](), list[Mask]()
         vectors, result = qkv.reshape(-1, size), qkv.new_empty(tokens * heads, size)
@@ -310,6 +311,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient for queries, keys and values."""
         tokens, heads, size = gradient.shape
         saved, scale = iter(ctx.saved_tensors), size**-0.5
         vectors, result = gradient.reshape(-1, size), gradient.new_empty(tokens * 3 * heads, size)

@@ -28,31 +28,16 @@ PaddedKernel = Literal["fused", "products", "in_place"]
 
 
 def attend_padded(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    rate: float,
-    kernel: PaddedKernel,
-    bias: Float[Tensor, "*rows heads n n"] | None = None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float, kernel: PaddedKernel
 ) -> Float[Tensor, "rows heads longest d"]:
-    """Compute attention with a mask as in `AttentionPart`.
-
-    A bias is added to the scores of queries that have been scaled already.
-    """
+    """Compute attention with a mask as in `AttentionPart`."""
     scale = q.shape[-1] ** -0.5
     match kernel:
-        case "fused" if bias is not None:
-            if mask is not None:
-                bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
-            return attend_fused(q, k, v, bias.to(q.dtype), rate, scale=1.0)
         case "fused":
             return attend_fused(q, k, v, mask, rate)
         case "products":
             # Scaling queries takes (n × d) products, scaling scores (n × n).
-            q = (q * scale).contiguous() if bias is None else q
-            scores = q @ k.contiguous().transpose(-2, -1)
-            scores = scores if bias is None else scores + bias
+            scores = (q * scale).contiguous() @ k.contiguous().transpose(-2, -1)
             if mask is not None:
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         case "in_place":

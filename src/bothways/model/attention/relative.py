@@ -72,6 +72,26 @@ def attend_relative(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
+def _attend_padded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Float[Tensor, "*rows heads n n"],
+    mask: Tensor | None,
+    rate: float,
+    kernel: PaddedKernel,
+) -> Float[Tensor, "rows heads n d"]:
+    """Attend with scaled queries and a bias on the scores."""
+    lowest = torch.finfo(bias.dtype).min
+    if kernel == "fused":
+        bias = bias if mask is None else bias.masked_fill(~mask, lowest)
+        return attend_fused(q, k, v, bias.to(q.dtype), rate, scale=1.0)
+    scores = q @ k.contiguous().transpose(-2, -1) + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, lowest)
+    return dropped_product(scores.softmax(-1), v.contiguous(), rate)
+
+
 def position_scores(
     q: Float[Tensor, "rows heads n d"],
     k: Float[Tensor, "rows heads n d"],

@@ -73,10 +73,8 @@ class CompiledBlockTail(CompiledPart):
             raise ValueError(f"residual and heads have the shapes {expected}, not {shapes}")
         residual, heads = filled(residual, self.least_rows), filled(heads, self.least_rows)
         result, rows = torch.empty_like(residual), len(residual)
-        inputs = (residual.data_ptr(), heads.data_ptr(), FORMATS[heads.dtype])
-        call_kernel(
-            "bothways_block_tail", ctypes.byref(self.struct), *inputs, rows, result.data_ptr()
-        )
+        inputs = self.struct, residual, heads, FORMATS[heads.dtype], rows
+        call_kernel("bothways_block_tail", *inputs, result)
         return result[:count]
 
 
@@ -126,9 +124,7 @@ class CompiledLayers(CompiledPart):
             return self(filled(x, self.least_rows), layout, depth)[: len(x)]
         x = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         batch = attention_batch(layout, len(x), self.heads, self.head_size, self.dtype)
-        call_kernel(
-            "bothways_encoder_layers", self.layers, depth, ctypes.byref(batch), x.data_ptr()
-        )
+        call_kernel("bothways_encoder_layers", self.layers, depth, batch, x)
         return x
 
     def last(

@@ -16,7 +16,7 @@ one piece of a word while its other pieces are visible makes long words look lik
 "word_l2r" (Kauf & Ivanova 2023) also masks the pieces of the word to the right of the predicted
 one.
 
-A model that was trained both ways (`objectives.causal_lm`) also has log p(token | tokens before it),
+A model that was trained both ways (`objectives.gpt_bert`) also has log p(token | tokens before it),
 "causal", and the mean of both, "both": half of the sum by which Charpentier and Samuel 2024 rank.
 
 A text of n tokens is n sequences that share one array of ids: masks are written on the device. The
