@@ -108,7 +108,7 @@ def test_answers_under_load_are_those_of_the_predictor_to_the_bit(predictors):
 
 
 def test_a_full_queue_refuses_at_once_and_recovers(predictors, gate, caplog):
-    caplog.set_level(logging.INFO, "bothways.serving.shapes")
+    caplog.set_level(logging.INFO, "bothways.serving.requests")
     limits = Limits(queue_tokens=100, request_tokens=100, batch_tokens=16)
     application = app(predictors["classify"], limits=limits)
     with running(application) as url, httpx.Client(base_url=url, timeout=30) as client:

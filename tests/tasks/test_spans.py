@@ -138,3 +138,9 @@ def test_windows_are_googles(tokens, room, stride):
             break
         start += min(length, stride)
     assert windows(tokens, room, stride) == expected
+
+
+def test_no_span_is_longer_than_the_largest_window():
+    parts = windows(25, 12, 5)
+    scores = [np.zeros((part.stop - part.start, 2), dtype=np.float32) for part in parts]
+    assert span_scores(scores, parts, 10**9).shape == (25, 12)

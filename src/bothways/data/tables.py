@@ -240,7 +240,7 @@ def _csv_records(location: str, lines: Lines) -> Records:
         try:
             record = next(reader, None)
         except csv.Error as error:
-            fix = "Quote values with a comma or a line end, close each quote, and write a quote inside "
+            fix = "Quote values with a comma or a line end, close each quote, and write a quote in "
             fix += f'a value as "". Longer values need a larger {text_io.MAX_LINE}.'
             raise DataError(f"is not CSV: {error}", where=f"{location}:{begin}", fix=fix) from error
         finally:

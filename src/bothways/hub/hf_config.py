@@ -109,7 +109,8 @@ class HFConfig:
             or set(names) != {str(at) for at in range(len(names))}
             or not all(isinstance(name, str | int | float) for name in names.values())
         ):
-            message = f"id2label must name the outputs 0, 1, 2 … alone, not {names!r:.80}"
+            message = "id2label must name the outputs 0, 1, 2 … and nothing else, "
+            message += f"not {names!r:.80}"
             raise FolderError(message, where=self.where)
         outputs = [h.count for h in self.heads or () if isinstance(h, LabelHead | TagHead)]
         default = len(names) if names is not None else max(outputs, default=0) or 2

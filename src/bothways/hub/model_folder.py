@@ -92,7 +92,7 @@ class LoadedModel:
         faults: why heads were dropped: what the file lacks of them, by kind.
         untrained: kinds of heads that the file holds with random values, since nothing read them.
         tokenizer_folder: the folder of the tokenizer, if it is another one, as for an adapter.
-        read_tokenizer: the tokenizer, if it is not one of an encoder.
+        static_tokenizer: the tokenizer of a folder of static vectors; None for others.
     """
 
     model: Model
@@ -104,7 +104,7 @@ class LoadedModel:
     faults: Mapping[str, str] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     tokenizer_folder: Path | None = None
-    read_tokenizer: Tokenizer | None = None
+    static_tokenizer: Tokenizer | None = None
 
     def tokenizer(self) -> Tokenizer:
         """Return the folder's tokenizer, with as many segments as the model has.
@@ -114,8 +114,8 @@ class LoadedModel:
             FolderError: the vocabulary is not the one that the model was saved with, or has more
                 ids than the embedding has rows.
         """
-        if self.read_tokenizer is not None:
-            return self.read_tokenizer
+        if self.static_tokenizer is not None:
+            return self.static_tokenizer
         folder = self.tokenizer_folder or self.folder
         tokenizer = Tokenizer.load(folder)
         _check_rows(tokenizer, self.model, folder)

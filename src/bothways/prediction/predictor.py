@@ -772,8 +772,8 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     if "labels" in needed:
         label, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
         if count > 1:
-            outputs = f"{count} outputs, and names tell them apart"
-            message = f"id2label gives the name {label!r} to {outputs}"
+            message = f"id2label gives the name {label!r} to {count} outputs, and the task "
+            message += "distinguishes outputs by name"
             config = loaded.folder / "config.json"
             raise FolderError(message, where=config, fix="Give each output its own name there.")
 

@@ -258,7 +258,7 @@ class PreparedModel(Model):
         forked = os.getpid() != self._process and self.device.type == "cpu"
         if forked and torch.get_num_threads() > 1:
             message = "the model was opened before this process was forked, so its threads are gone"
-            fix = "Call torch.set_num_threads(1) first in it, or begin it with the method spawn."
+            fix = "Call torch.set_num_threads(1) first in the new process, or start it with spawn."
             raise ResourceError(message, where="model", fix=fix)
 
 

@@ -259,4 +259,4 @@ def open_static(name: str | Path, device: str) -> LoadedModel | None:
     program_config = read_object(program, FolderError) if program.is_file() else {}
     model.kept = {"config.json": {}, PROGRAM: program_config}
     report, record = LoadReport((TABLE,)), read_record(folder)
-    return LoadedModel(model, report, folder, extra=record, read_tokenizer=tokenizer)
+    return LoadedModel(model, report, folder, extra=record, static_tokenizer=tokenizer)

@@ -60,7 +60,7 @@ Work = Callable[..., Awaitable[Any]]
 """Calls a function with arguments, by the deadline of a request; see `App._work`."""
 STUCK_SECONDS = 120.0
 """A batch that takes longer means that the process should be restarted."""
-requests_log = logging.getLogger("bothways.serving.shapes")
+requests_log = logging.getLogger("bothways.serving.requests")
 
 
 class App:

@@ -431,7 +431,8 @@ def vector_writer(
     if (dtype in ("int8", "uint8")) != (ranges is not None):
         message = f"output_dtype {dtype} takes no ranges"
         if ranges is None:
-            message = f"output_dtype {dtype} needs ranges: two lists, of lowest and highest values"
+            message = f"output_dtype {dtype} needs ranges, two lists of lowest and highest values; "
+            message += "binary and ubinary need none"
         raise RequestError("invalid", message, param="ranges")
     if ranges is not None and (
         [*map(len, ranges)] != [count, count] or any(map(operator.gt, *ranges))

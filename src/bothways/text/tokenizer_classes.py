@@ -502,7 +502,8 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> TokenizerClass | None
         for key, neutral in _FOREIGN.items():
             if config.get(key) not in neutral:
                 title = "the generic class" if tokenizer_class is None else tokenizer_class.name
-                message = f"{key!r} is {config[key]!r:.60}, which {title}, its class, does not read"
+                message = f"{key!r} is {config[key]!r:.60}, which {title}, "
+                message += "the tokenizer class of this folder, does not read"
                 fix = "If the model was trained without it, remove it. If it is Japanese BERT, set "
                 fix += f'"tokenizer_class": "{JAPANESE}".'
                 raise TokenizerError(message, where=folder / CONFIG, fix=fix)
@@ -831,6 +832,7 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
         or words.normalise not in (True, False)
         or (words.characters and not words.normalise)
     ):
-        message = f"{JAPANESE} divides text by {word!r} and {subword!r}, with {kwargs!r:.80}"
+        message = f"{JAPANESE} divides text into words by {word!r}, and words by {subword!r}"
+        message += f", with the settings {kwargs!r:.80}"
         raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
     return words

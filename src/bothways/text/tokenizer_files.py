@@ -423,7 +423,7 @@ def add_numbered(backend: classes.Backend, config: Mapping[str, Any], file: Path
     for id, token in stated:
         actual = backend.token_to_id(token.content)
         if actual != id:
-            message = f"gives the token {token.content!r} the id {id}; in the folder it is {actual}"
+            message = f"gives the token {token.content!r} the id {id}; the vocabulary has {actual}"
             fix = "Fetch the vocabulary that it goes with, or correct the id."
             raise TokenizerError(message, where=location, fix=fix)
 

@@ -357,7 +357,8 @@ def _check_places(train: Many[Question]) -> list[Finding]:
         else:
             message = f"{message} and are skipped: {places(absent)}"
             findings.append(Finding("labels", "warning", message))
-    fault = "training answer(s) does|do not begin at the given character, but nearby"
+    fault = "training answer(s) does|do not begin at the given character; "
+    fault += "the nearest occurrence is used"
     return findings + report_rows("labels", moved, fault, severity="note")
 
 

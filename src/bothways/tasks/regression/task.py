@@ -93,7 +93,8 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         for name, examples in (("training", train), ("dev", dev)):
             scores = _numbers(examples)
             if scores and min(scores) == max(scores):
-                message = f"all {name} examples have the score {scores[0]:g}: no correlation"
+                message = f"all {name} examples have the score {scores[0]:g}: "
+                message += "correlation is undefined"
                 severity: Literal["error", "warning"] = "error" if name == "training" else "warning"
                 findings.append(Finding("balance", severity, message))
         return findings

@@ -224,7 +224,8 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         ]
         labels = {label for e in train for label in e.labels or ()}
         if len(labels) == 1:
-            message = f"all training documents have the label {labels.pop():g}"
+            message = f"all training documents have the label {labels.pop():g}: "
+            message += "there is nothing to learn"
             fix = "Add documents that are not relevant (0), or relevant ones."
             findings.append(Finding("balance", "error", message, fix=fix))
         relevant = {e.query for e in dev if any(label > 0 for label in e.labels or ())}
