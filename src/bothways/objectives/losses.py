@@ -85,8 +85,10 @@ def choice_cross_entropy(
         counts: number of choices of each question.
         labels: number of the right choice, from 0; `IGNORED` counts for nothing.
     """
-    max_choices = int(counts.max()) if len(counts) else 1
-    filled = torch.arange(max_choices, device=scores.device) < counts[:, None]
+    # As wide as if all choices were of one question: the most of any is not known without waiting
+    # for a GPU.
+    width = max(1, len(scores))
+    filled = torch.arange(width, device=scores.device) < counts[:, None]
     table = scores.new_full(filled.shape, -torch.inf).masked_scatter(filled, scores)
     return cross_entropy(table, labels)
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from bothways.core.batch import Targets
+from bothways.core.batch import Targets, onto
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
 
@@ -37,6 +37,9 @@ ANCHOR, POSITIVE, OTHER, FILLER = 0, 1, 2, -1
 @dataclass(frozen=True)
 class TextTargets(Targets):
     """What a loss knows of each text of an example, the anchor first; `(texts)` each.
+
+    Indices that follow from the roles are on the roles' device. With vectors on a GPU that is the
+    processor: how many there are is known there without waiting for the GPU.
 
     Attributes:
         roles: ANCHOR, POSITIVE or OTHER; FILLER for texts that carry no weight.
@@ -59,14 +62,27 @@ class TextTargets(Targets):
         return dataclasses.replace(self, roles=np.full_like(self.roles, FILLER))
 
     @property
-    def examples(self) -> Int[Tensor, " texts"]:
-        """The index of the example of each text."""
-        return (torch.as_tensor(self.roles) == ANCHOR).cumsum(0) - 1
+    def anchors(self) -> Int[Tensor, " examples"]:
+        """The indices of the first texts of the examples."""
+        return _where(torch.as_tensor(self.roles) == ANCHOR)
 
     @property
-    def anchors(self) -> Bool[Tensor, " texts"]:
-        """True for the first text of each example."""
-        return torch.as_tensor(self.roles) == ANCHOR
+    def documents(self) -> Int[Tensor, " documents"]:
+        """The indices of all other texts."""
+        return _where(torch.as_tensor(self.roles) != ANCHOR)
+
+    @property
+    def owners(self) -> Int[Tensor, " documents"]:
+        """The example of each document."""
+        return ((torch.as_tensor(self.roles) == ANCHOR).cumsum(0) - 1)[self.documents]
+
+    def documents_of(self, role: int) -> Int[Tensor, " documents"]:
+        """Return which of the documents have a role."""
+        return _where(torch.as_tensor(self.roles)[self.documents] == role)
+
+
+def _where(true: Bool[Tensor, " texts"]) -> Int[Tensor, " indices"]:
+    return true.nonzero()[:, 0]
 
 
 class _Tempered:
@@ -107,13 +123,14 @@ class InBatchSoftmax(_Tempered):
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over queries."""
-        keys, anchors = torch.as_tensor(texts.keys), texts.anchors
+        keys, move = torch.as_tensor(texts.keys), onto(vectors.device)
+        anchors, others, owners = map(move, (texts.anchors, texts.documents, texts.owners))
         units = functional.normalize(vectors, dim=-1)
-        queries, documents = units[anchors], units[~anchors]
-        document_keys, query_keys = keys[~anchors], keys[anchors]
-        owners, rows = texts.examples[~anchors], torch.arange(len(queries), device=keys.device)
+        queries, documents = units[anchors], units[others]
+        document_keys, query_keys = keys[others], keys[anchors]
+        rows = torch.arange(len(queries), device=keys.device)
         # positives[i] is the column of the positive of query i
-        positives = (torch.as_tensor(texts.roles)[~anchors] == POSITIVE).nonzero()[:, 0]
+        positives = move(texts.documents_of(POSITIVE))
         same_query = query_keys[:, None] == query_keys
         # matches[i, j]: document j has the text of the positive of query i
         matches = document_keys[positives][:, None] == document_keys
@@ -123,13 +140,13 @@ class InBatchSoftmax(_Tempered):
         of_positive = forward[rows, positives]
         # the vectors by which likely positives are recognised
         guides = units.detach() if self.guide is None else torch.as_tensor(texts.guide).to(units)
-        guide_queries, guide_documents = guides[anchors], guides[~anchors]
+        guide_queries, guide_documents = guides[anchors], guides[others]
         margin = 0.0 if self.guide is not None and self.margin is None else self.margin
         bar = (guide_queries * guide_documents[positives]).sum(-1)
 
-        def likely(side: Tensor, others: Tensor) -> Bool[Tensor, "queries candidates"]:
+        def likely(side: Tensor, candidates: Tensor) -> Bool[Tensor, "queries candidates"]:
             """Return True for candidates that are as close as the positive."""
-            similarities = side @ others.T
+            similarities = side @ candidates.T
             if margin is None:
                 return torch.zeros_like(similarities, dtype=torch.bool)
             return similarities > bar[:, None] - margin
@@ -246,15 +263,18 @@ class MarginMSE:
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over queries of the mean over their negatives."""
-        scores, owners, roles, teacher = _documents(vectors, texts)
-        positive = roles == POSITIVE
-        # The positive of the query of each negative; queries are numbered from 0 in order.
-        at = owners[~positive]
-        margins = scores[positive][at] - scores[~positive]
-        target = teacher[positive][at] - teacher[~positive]
-        count = int(positive.sum())
-        totals = scores.new_zeros(count).index_add(0, at, (margins - target).square())
-        return (totals / at.bincount(minlength=count).clamp_min(1)).sum()
+        scores, teacher = _documents(vectors, texts)
+        positives, negatives = texts.documents_of(POSITIVE), texts.documents_of(OTHER)
+        # The query of each negative; queries are numbered from 0 in order.
+        at = texts.owners[negatives]
+        counts = at.bincount(minlength=len(positives)).clamp_min(1)
+        positives, negatives, at, counts = map(
+            onto(vectors.device), (positives, negatives, at, counts)
+        )
+        margins = scores[positives][at] - scores[negatives]
+        target = teacher[positives][at] - teacher[negatives]
+        totals = scores.new_zeros(len(positives)).index_add(0, at, (margins - target).square())
+        return (totals / counts).sum()
 
 
 @dataclass(frozen=True)
@@ -270,8 +290,8 @@ class TeacherKL(_Tempered):
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over queries."""
-        scores, owners, _, teacher = _documents(vectors, texts)
-        counts = owners.bincount().tolist()
+        scores, teacher = _documents(vectors, texts)
+        counts = texts.owners.bincount().tolist()
         total = scores.new_zeros(())
         for student, target in zip(scores.split(counts), teacher.split(counts), strict=True):
             log_p = (target / self.temperature).log_softmax(0)
@@ -318,17 +338,15 @@ def _logits(
 
 def _pairs(vectors: Tensor, texts: TextTargets) -> tuple[Tensor, Tensor, Tensor]:
     """Return the vectors of the first and of the second texts, and the scores of the pairs."""
-    second = ~texts.anchors
-    return vectors[texts.anchors], vectors[second], torch.as_tensor(texts.scores)[second]
+    first, second = map(onto(vectors.device), (texts.anchors, texts.documents))
+    return vectors[first], vectors[second], torch.as_tensor(texts.scores)[second]
 
 
-def _documents(vectors: Tensor, texts: TextTargets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return for each document its dot product with its query, the query, its role and score."""
-    document = ~texts.anchors
-    owners = texts.examples[document]
-    scores = (vectors[texts.anchors][owners] * vectors[document]).sum(-1)
-    roles, teacher = torch.as_tensor(texts.roles), torch.as_tensor(texts.scores)
-    return scores, owners, roles[document], teacher[document]
+def _documents(vectors: Tensor, texts: TextTargets) -> tuple[Tensor, Tensor]:
+    """Return for each document its dot product with its query, and its score."""
+    queries, documents = map(onto(vectors.device), (texts.anchors[texts.owners], texts.documents))
+    scores = (vectors[queries] * vectors[documents]).sum(-1)
+    return scores, torch.as_tensor(texts.scores)[documents]
 
 
 def _ordered(

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.batch import Batch, Layout, Targets
+from bothways.core.batch import Batch, Layout, Targets, onto
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, Finding, call
@@ -100,7 +100,7 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of examples, by their anchors."""
-        return {self.loss_name: float(batch.target("texts", losses.TextTargets).anchors.sum())}
+        return {self.loss_name: float(batch.target("texts", losses.TextTargets).anchors.numel())}
 
     def text_values(self, batch: Batch) -> Mapping[str, Tensor]:
         """Return the role, the key and the score of each text; see `TextTargets`."""
@@ -111,12 +111,14 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
         self, vectors: Float[Tensor, "texts width"], values: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Return the loss of the task over all texts but the fillers."""
-        valid = values["roles"] != losses.FILLER
+        valid = (values["roles"] != losses.FILLER).nonzero()[:, 0]
+        known = {name: value[valid] for name, value in values.items()}
+        move = onto(vectors.device)
         texts = losses.TextTargets(
-            **{name: value[valid].to(vectors.device) for name, value in values.items()}
+            known.pop("roles"), **{name: move(value) for name, value in known.items()}
         )
         loss, task = self.task.loss or losses.InBatchSoftmax(), self.task
-        total = losses.at_widths(loss, vectors[valid], texts, task.widths, task.width_weights)
+        total = losses.at_widths(loss, vectors[move(valid)], texts, task.widths, task.width_weights)
         return {self.loss_name: total}
 
     def outputs(self, batch: Batch) -> list[base.Output]:
