@@ -53,8 +53,10 @@ PROCESSORS = [
 ]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Set what the tests rely on, and fail where compiled kernels have to be there and are not.
+
+    All tests but those of GPUs compute on the processor, where results are the same to the bit.
 
     Started in the background, by nohup or by cron, a process ignores signals, and so do its
     children: tests of Ctrl-C and of hang-ups would wait for what never comes.
@@ -66,6 +68,8 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, action)
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if os.environ.get("BOTHWAYS_EXPECT_KERNELS") == "1" and not library.is_loaded():
         raise pytest.UsageError(f"BOTHWAYS_EXPECT_KERNELS=1, but {library.describe_kernels()}")
 

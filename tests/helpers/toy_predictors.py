@@ -29,7 +29,7 @@ TASKS: dict[str, tuple[AnyTask, list[Any]]] = {
     "regress": (RegressionTask(), PAIRS),
     "rerank": (RerankingTask(), [(a, [b, a]) for a, b in PAIRS]),
     "label": (MultilabelTask(), TEXTS),
-    "choice": (ChoiceTask(), [ChoiceExample(a, (b, a, b)) for a, b in PAIRS]),
+    "choice": (ChoiceTask(), [ChoiceExample(a, (b, a, f"{b} {a}")) for a, b in PAIRS]),
     "tag": (TaggingTask(), TEXTS),
     "answer": (QuestionAnsweringTask(), [(a, " ".join([b] * 4)) for a, b in PAIRS]),
     "fill": (MaskFillingTask(top=3), [f"{text} [MASK] [MASK]" for text in TEXTS]),
