@@ -15,6 +15,7 @@ from sklearn.decomposition import PCA
 import bothways
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError
+from bothways.finetuning import run as finetuning
 from bothways.model.heads import MaskedHead
 from bothways.prediction.static_distillation import frequency_weights
 from bothways.training.run import Event
@@ -128,6 +129,20 @@ def test_folder_is_opened_by_every_command_for_vectors(
     assert SENTENCES[0] in capsys.readouterr().out
     np.testing.assert_array_equal(np.load(place / "vectors.npy"), embed.encode(SENTENCES))
     assert bothways.load("counted").encode(SENTENCES).shape == (12, 5)
+
+
+def test_static_model_is_trained_on_the_processor_of_a_machine_with_a_gpu(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(
+        finetuning, "choose_device", lambda name: chosen.append(name) or torch.device("cpu")
+    )
+    rows = [{"text": text, "label": at % 2} for at, text in enumerate(SENTENCES)]
+    common = {"task": "embed", "epochs": 1, "progress": False}
+    bothways.finetune(place / "out", rows, rows, **common)
+    bothways.finetune(place / "teacher", rows, rows, **common)
+    assert chosen == ["cpu", "auto"]
 
 
 def test_static_model_is_trained_by_the_losses_of_vectors(place: Path, tmp_path: Path) -> None:

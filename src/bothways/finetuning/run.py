@@ -336,7 +336,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
     """
     plan = parallel.plan_here()
     progress = progress if parallel.is_main(plan) else SILENT
-    torch_device = parallel.rank_device(plan, choose_device(device))
+    torch_device = parallel.rank_device(plan, choose_device(prepare.device_name(settings, device)))
     with contextlib.ExitStack() as stack:
         if folder is not None and parallel.is_main(plan):
             stack.enter_context(run_folder(folder, resume=resume, progress=progress))
