@@ -14,8 +14,12 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 import bothways
 from bothways.core.batch import Batch
 from bothways.core.training_module import TrainingModule, VectorModule
+from bothways.hub.model_folder import save_model
+from bothways.model.heads import MaskedHead
+from bothways.model.model import Model
 from bothways.tasks.sentence_embedding import losses
 from toy_folder import make_examples, make_folder
+from toy_pretraining import small_encoder
 
 
 class Found(Exception):
@@ -64,6 +68,22 @@ def test_a_step_of_pre_training(objective, corpus, first_step):
     step_on_meta(
         *first_step(bothways.pretrain, corpus.folder, "bert-tiny", objective, until="1 steps")
     )
+
+
+def test_a_step_of_left_to_right(corpus, first_step):
+    shape = {"encoder.width": 32, "encoder.depth": 1, "encoder.heads": 2}
+    common = {"until": "1 steps", "encoder.intermediate_size": 64, **shape}
+    step_on_meta(*first_step(bothways.pretrain, corpus.folder, "gpt2", "causal_lm", **common))
+
+
+def test_a_step_of_distillation(corpus, first_step, tmp_path):
+    save_model(tmp_path / "teacher", Model(small_encoder(corpus), [MaskedHead()]), corpus.tokenizer)
+    step_on_meta(
+        *first_step(
+            bothways.distil, tmp_path / "teacher", corpus.folder, until="1 steps",
+            **{"encoder.depth": 1},
+        )
+    )  # fmt: skip
 
 
 TEXTS = [each.text for each in make_examples(24, 1)]
