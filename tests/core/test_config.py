@@ -22,7 +22,7 @@ from bothways.core.config.values import (
     parse_overrides,
     read_toml,
     require_at_least,
-    require_probability,
+    require_range,
     write_toml,
 )
 from bothways.core.errors import ConfigError
@@ -469,21 +469,37 @@ def test_changeable_settings_are_marked_where_they_are_declared():
     assert configs.changeable_settings(Outer(second=None)) == {"first.report", "folder"}
 
 
-def test_what_lies_within_or_is_absent_passes():
-    require_at_least(1, "encoder", width=1, embedding=None, most=0.5 + 0.5)
-    require_probability("encoder", hidden=0.0, attention=0.999, embedding=None)
+INF, NAN = math.inf, math.nan
+RANGES = [
+    ("[0, 1]", (0, 0.5, 1, None), "from 0 to 1", (-0.1, 1.1, -INF, INF, NAN)),
+    ("[0, 1)", (0, 0.999, None), "at least 0 and below 1", (-1e-9, 1, 1.0, INF, NAN)),
+    ("(0, 1]", (1e-9, 1), "above 0 and at most 1", (0, -0.0, 1.001, NAN)),
+    ("(0, 1)", (0.5,), "above 0 and below 1", (0, 1, INF, NAN)),
+    ("(0, 1000]", (1e-300, 1e3), "above 0 and at most 1000", (0.0, 1000.5)),
+    ("[1, inf)", (1, 10**400, 1e300), "at least 1", (0, 0.99, -INF, NAN)),
+    ("[1, inf)", (), "at least 1 and finite", (INF,)),
+    ("(0, inf)", (5e-324,), "above 0", (0, -1, NAN)),
+    ("(0, inf)", (), "above 0 and finite", (INF,)),
+    ("(0, inf]", (0.1, INF, None), "above 0", (0, -INF, NAN)),
+    ("[0, inf]", (0, INF), "at least 0", (-1, NAN)),
+]
+
+
+@pytest.mark.parametrize(("interval", "inside", "bounds", "outside"), RANGES)
+def test_range_has_its_bounds(interval, inside, bounds, outside):
+    for number in inside:
+        require_range(interval, "encoder", width=number)
+    for number in outside:
+        with pytest.raises(ConfigError) as caught:
+            require_range(interval, "encoder", depth=None, width=number, fix="Change it.")
+        assert str(caught.value).startswith(f"encoder.width: must be {bounds}, not {number}")
+        assert caught.value.fix == "Change it."
 
 
 @pytest.mark.parametrize("number", [0, -3, 0.99, math.nan])
 def test_the_first_number_below_is_named(number):
     with pytest.raises(ConfigError, match=rf"^encoder\.width: must be at least 1, not {number}$"):
         require_at_least(1, "encoder", depth=1, width=number, heads=0)
-
-
-@pytest.mark.parametrize("rate", [1, 1.0, -0.1, math.nan])
-def test_a_rate_outside_is_named(rate):
-    with pytest.raises(ConfigError, match=rf"^dropout: must be in \[0, 1\), not {rate}$"):
-        require_probability(dropout=rate)
 
 
 # The annotations are texts, as those of the package, of which nothing is imported for them.

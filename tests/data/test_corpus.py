@@ -581,7 +581,7 @@ def test_split(tmp_path, tokenizer):
     often = np.bincount(np.concatenate(many), minlength=200)
     assert abs(often - 100).max() < 5 * np.sqrt(400 * 0.25 * 0.75)
     for share in (0.0, 1.0, -0.1, 1.5, float("nan")):
-        with pytest.raises(ConfigError, match="held_out: must be between 0 and 1"):
+        with pytest.raises(ConfigError, match="held_out: must be above 0 and below 1"):
             corpus.split(share, 0)
 
 

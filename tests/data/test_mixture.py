@@ -53,7 +53,7 @@ def test_weights_are_normalised_and_must_name_each_corpus():
     assert shares_of(ByWeight({"is": 0, "en": 9}), SIZES) == {"en": 1, "is": 0}
     with pytest.raises(ConfigError, match=r"mixture\.weights: are all 0"):
         ByWeight({"en": 0.0})
-    with pytest.raises(ConfigError, match="alpha: must be between 0"):
+    with pytest.raises(ConfigError, match="alpha: must be from 0 to 1"):
         Smoothed(1.5)
 
 

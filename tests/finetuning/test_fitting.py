@@ -217,7 +217,7 @@ def test_f1_is_of_two_classes(data):
     [
         ({"length": 4}, r"^length: must be at least 5"),
         ({"microbatch_tokens": 0}, r"^microbatch_tokens: must be at least 1, not 0"),
-        ({"dropout": 1.0}, r"^dropout: must be in \[0, 1\), not 1\.0"),
+        ({"dropout": 1.0}, r"^dropout: must be at least 0 and below 1, not 1\.0"),
         (
             {"training": replace(FAST, keep=Keep(best=Best("x", "lowest")))},
             r"^training\.keep\.best: which checkpoint is the best is decided by metric",

@@ -249,7 +249,7 @@ def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layer_decay": 0.0}, r"^stability\.layer_decay: must be in \(0, 1\], not 0\.0"),
+        ({"layer_decay": 0.0}, r"^stability\.layer_decay: must be above 0 and at most 1, not 0\.0"),
         ({"pull": -1.0}, r"^stability\.pull: must be at least 0, not -1\.0"),
         ({"frozen": -1}, r"^stability\.frozen: must be at least 0"),
         ({"reinitialise": 3}, r"^stability\.reinitialise: the encoder has 2 blocks, not 3"),

@@ -131,7 +131,7 @@ def test_kinds_are_drawn_by_the_key_and_masks_are_those_of_masked_lm():
 
 
 def test_what_cannot_be_read_from_left_to_right_is_refused():
-    with pytest.raises(ConfigError, match=r"objective\.causal: must be in \[0, 1\], not 1\.5"):
+    with pytest.raises(ConfigError, match=r"objective\.causal: must be from 0 to 1, not 1\.5"):
         GPTBERT(causal=1.5)
     for name, reason in (
         ("longformer-base-4096", "global tokens"),

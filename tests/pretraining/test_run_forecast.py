@@ -271,7 +271,7 @@ def test_the_command_takes_a_length(capsys):
     ("words", "message"),
     [
         (("bert-base",), r"training\.until: 1 epochs of an unknown text\n  Give --tokens N"),
-        (("bert-base", "--tokens", "0"), "tokens: must be at least 1 and finite, not 0"),
+        (("bert-base", "--tokens", "0"), "tokens: must be at least 1, not 0.0"),
         (("bert-base", "--tokens", "1e9", "--hardware", "h10"), r"no card 'h10'.*\n.*'h100'"),
         (("bert-base", "--tokens", "1e9", "--ranks", "2"), "ranks: is for cards"),
         (("bert-base", "--tokens", "1e9", "--utilisation", "0.4"), "utilisation: is for cards"),

@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         task.encode([MultilabelExample("ape", None, ("x", "w"), "m:3")])
     with pytest.raises(ConfigError, match=r"^separator: must not be empty"):
         MultilabelTask(separator="")
-    with pytest.raises(ConfigError, match=r"^thresholds: must be in \[0, 1\], not \[0\.5, 1\.5\]"):
+    with pytest.raises(ConfigError, match=r"^thresholds: must be from 0 to 1, not 1\.5"):
         MultilabelTask(thresholds=(0.5, 1.5))
     with pytest.raises(ConfigError, match=r"^task\.thresholds: there are 2 for 3 labels"):
         make_labeller(tmp_path, MultilabelTask(thresholds=(0.5, 0.5)))
@@ -254,10 +254,12 @@ def test_the_baseline_knows_no_loss_that_is_smoothed_or_weighed():
 
 def test_weights_that_cannot_be_are_refused(tmp_path):
     for smoothing in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match=rf"^smoothing: must be in \[0, 1\), not {smoothing}"):
+        with pytest.raises(
+            ConfigError, match=rf"^smoothing: must be at least 0 and below 1, not {smoothing}"
+        ):
             ClassificationTask(smoothing=smoothing)
     for weights in ((1.0, 0.0), (float("nan"), 1.0), (float("inf"),)):
-        with pytest.raises(ConfigError, match=r"^weighting: must be numbers above 0, not "):
+        with pytest.raises(ConfigError, match=r"^weighting: must be above 0"):
             ClassificationTask(weighting=weights)
     with pytest.raises(ConfigError, match=r"^task\.weighting: there are 2 for 3 labels \(x, y"):
         make_weighed(tmp_path, ClassificationTask(weighting=(1.0, 1.0)))

@@ -242,9 +242,9 @@ def test_no_text(kind):
     [
         (lambda: WordPiece(size=0), "WordPiece.size", "must be at least 1, not 0"),
         (lambda: WordPiece(alphabet=0), "WordPiece.alphabet", "must be at least 1, not 0"),
-        (lambda: WordPiece(coverage=2.0), "WordPiece.coverage", "must be between 0 and 1, not 2"),
+        (lambda: WordPiece(coverage=2.0), "WordPiece.coverage", "must be from 0 to 1, not 2"),
         (lambda: Unigram(longest=0), "Unigram.longest", "must be at least 1, not 0"),
-        (lambda: Unigram(coverage=2), "Unigram.coverage", "must be between 0 and 1, not 2"),
+        (lambda: Unigram(coverage=2), "Unigram.coverage", "must be from 0 to 1, not 2"),
         # The trainer reserves its memory at once, and ended Python.
         (lambda: Unigram(10**12), "Unigram.size", "must be at most 10,000,000, not 10{12}"),
         (lambda: sample(TEXT, ceiling=0), "ceiling", "must be at least one character, is 0"),

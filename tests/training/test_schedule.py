@@ -152,8 +152,8 @@ def test_the_rate_stays_between_0_and_the_peak_past_the_end_too(schedule):
 @pytest.mark.parametrize(
     ("schedule", "run", "message"),
     [
-        (Linear(1.0), Steps(10), "a share of a run must be"),
-        (Linear(-0.1), Steps(10), "a share of a run must be"),
+        (Linear(1.0), Steps(10), "must be at least 0 and below 1, not 1.0"),
+        (Linear(-0.1), Steps(10), "must be at least 0 and below 1, not -0.1"),
         (
             Linear(Tokens(5)),
             Steps(10),

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 import bothways
 from bothways.cli import options
 from bothways.core.config import reader as configs
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, FolderError, require
 from bothways.core.files import check_not_input
 from bothways.core.progress import terminal_progress
@@ -305,9 +305,7 @@ def play(
 
 def check_address(host: str, port: int, *, open_to_all: bool) -> None:
     """Refuse a port that is none, and an address that is open to all."""
-    if not 0 <= port <= LAST_PORT:
-        message = f"must be from 0 to {LAST_PORT}, not {port}"
-        raise ConfigError(message, where="port", fix="0 takes any port that is free.")
+    require_range(f"[0, {LAST_PORT}]", port=port, fix="0 takes any port that is free.")
     if open_to_all:
         message = f"{host} can be reached from the network, and there is no key"
         fix = "Give keys (--api-key-file FILE), or say --no-auth."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import bothways
 from bothways.cli import options
 from bothways.core.config.reader import replaced_members
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.progress import terminal_progress
 from bothways.core.runtime.cards import card_named
@@ -519,8 +520,7 @@ def plan(  # noqa: PLR0913 – one option per question
         if length or any(word.startswith(("until=", "training.until=")) for word in settings):
             message = f"is given as tokens={tokens:g}, and the length of the run once more"
             raise ConfigError(message, where="tokens", fix="Give one of them.")
-        if not 1 <= tokens < math.inf:
-            raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
+        require_at_least(1, tokens=tokens)
         settings = (f"training.until={int(tokens)} tokens", *settings)
     if hardware == "here":
         for name, changed in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):

@@ -242,6 +242,24 @@ def os_errors(path: Path, fix: str) -> Iterator[None]:
         raise ResourceError(f"cannot be written: {message}", where=path, fix=fix) from error
 
 
+@contextlib.contextmanager
+def read_errors(path: str | Path) -> Iterator[None]:
+    """Turn errors of the operating system while reading into a ResourceError at `path`.
+
+    An OSError without a number comes from a decompressor and passes unchanged.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        fix = "Give this user read permission."
+        raise ResourceError("permission denied", where=path, fix=fix) from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        fix = "Check the name and the disk."
+        raise ResourceError(f"cannot be read: {error.strerror}", where=path, fix=fix) from error
+
+
 def installed(*packages: str) -> bool:
     """Return True if all these packages can be imported; imports none of them."""
     return all(importlib.util.find_spec(package) is not None for package in packages)

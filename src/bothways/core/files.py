@@ -20,7 +20,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, os_errors
+from bothways.core.errors import (
+    BothwaysError,
+    ConfigError,
+    DataError,
+    ResourceError,
+    os_errors,
+    read_errors,
+)
 from bothways.core.progress import SILENT, Progress
 
 
@@ -212,20 +219,12 @@ def file_digest(file: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal.
 
     Raises:
-        FileNotFoundError: it is not there.
         ResourceError: it cannot be read.
     """
     result = hashlib.sha256()
-    try:
-        with file.open("rb") as stream:
-            while chunk := stream.read(1 << 20):
-                result.update(chunk)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}"
-        fix = "Check the disk and permissions."
-        raise ResourceError(message, where=file, fix=fix) from error
+    with read_errors(file), file.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            result.update(chunk)
     return result.hexdigest()
 
 
@@ -364,7 +363,7 @@ def read_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) ->
         ResourceError: the file cannot be read.
     """
     check_regular(file, error, fix)
-    with _reading(file):
+    with read_errors(file):
         return file.read_bytes()
 
 
@@ -373,22 +372,13 @@ def check_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -
 
     Errors as `read_regular`.
     """
-    with _reading(file):
+    with read_errors(file):
         status = file.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise error("is a pipe or a device, not a file", where=file, fix=fix)
     if status.st_size > LARGEST:
         message = f"has {status.st_size:,} bytes, more than {LARGEST:,}"
         raise error(message, where=file, fix=fix)
-
-
-@contextlib.contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as failure:
-        message = f"cannot be read: {failure.strerror}"
-        raise ResourceError(message, where=file, fix="Check the name and permissions.") from failure
 
 
 def surrogate_in(text: str) -> str | None:

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.config.reader import config_difference
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.files import LOCK, OWNER, discard_begun, local_path, lock_folder, require_local
 from bothways.core.jobs.process_pool import map_in_order
@@ -202,9 +202,7 @@ class Corpus:
             ConfigError: a share outside of (0, 1).
             DataError: fewer than two documents.
         """
-        if not 0 < share < 1:
-            message = f"must be between 0 and 1, not {share}"
-            raise ConfigError(message, where="held_out", fix="0.01 holds out one in a hundred.")
+        require_range("(0, 1)", held_out=share, fix="0.01 holds out one in a hundred.")
         if len(self) < 2:
             count_text = quantity(len(self), "document(s)")
             message = f"{count_text} cannot be split into training and held-out documents"

@@ -22,7 +22,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -293,9 +292,7 @@ class ByWeight:
 
     def __post_init__(self) -> None:
         for name, weight in self.weights.items():
-            if not 0 <= weight < math.inf:
-                message = f"must be at least 0 and finite, not {weight:g}"
-                raise ConfigError(message, where=f"mixture.weights.{name}")
+            require_at_least(0, "mixture", **{f"weights.{name}": weight})
         if self.weights and not any(self.weights.values()):
             fix = "Give the corpora that are to be read a weight above 0."
             raise ConfigError("are all 0", where="mixture.weights", fix=fix)

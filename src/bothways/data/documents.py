@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from bothways.core.errors import ConfigError, DataError, argument
+from bothways.core.errors import ConfigError, DataError, argument, read_errors
 from bothways.core.files import is_url, local_path, read_object, replace_text, surrogate_in
 from bothways.data import tables, text_io
 from bothways.data.tables import HUB, HubData, parse_hub_name
@@ -138,7 +138,7 @@ def read_documents(
     """
     names = dict[str, None]()
     for name in inputs:
-        with text_io.read_errors(name):
+        with read_errors(name):
             names |= dict.fromkeys(_resolve(name))
     tabular = [*map(_is_table, names)]
     if boundary is not Boundary.AUTO and tabular and all(tabular):
@@ -191,7 +191,7 @@ def _files_in(folder: Path) -> list[Path]:
     """Return the files in a folder, by name; links to folders are followed, hidden ones skipped."""
 
     def fail(error: OSError) -> None:
-        with text_io.read_errors(error.filename):
+        with read_errors(error.filename):
             raise error
 
     visited, files = set[str](), list[Path]()

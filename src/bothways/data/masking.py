@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import assert_never
 
-from bothways.core.config.values import require_at_least, require_share
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
 from bothways.core.source import Ids, Sequence
 from bothways.text.tokenizer import Tokenizer
@@ -89,8 +89,7 @@ class Spans:
 
     def __post_init__(self) -> None:
         require_at_least(1, "masking.unit", longest=self.longest)
-        if not 0 < self.stop <= 1:
-            raise ConfigError(f"must be in (0, 1], not {self.stop:g}", where="masking.unit.stop")
+        require_range("(0, 1]", "masking.unit", stop=self.stop)
 
     @property
     def lengths(self) -> Shares:
@@ -165,17 +164,15 @@ class Masking:
     decided_by: Literal["token", "unit"] = "token"
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"must be in (0, 1], not {self.rate}", where="masking.rate")
-        require_share("masking", mask=self.mask, random=self.random)
+        require_range("(0, 1]", "masking", rate=self.rate)
+        require_range("[0, 1]", "masking", mask=self.mask, random=self.random)
         # Sums of floating-point numbers may exceed 1 by a rounding error.
         if self.mask + self.random > 1 + 1e-9:
             message = f"mask {self.mask} and random {self.random} are more than 1 together"
             fix = "They are shares of the chosen tokens; what they leave is kept unchanged."
             raise ConfigError(message, where="masking", fix=fix)
-        if self.max_predictions is not None and self.max_predictions < 1:
-            message = f"must be at least 1, or absent for no limit, not {self.max_predictions}"
-            raise ConfigError(message, where="masking.max_predictions")
+        fix = "For no limit: none."
+        require_range("[1, inf)", "masking", max_predictions=self.max_predictions, fix=fix)
 
     @property
     def needs_counts(self) -> bool:

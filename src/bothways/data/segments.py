@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from typing_extensions import assert_never
 
 from bothways.core import source
-from bothways.core.config.values import require_share
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError, DataError, Finding, argument
 from bothways.core.terminal import quantity
 from bothways.data.epoch_order import BLOCK, EpochBlock, Selection, Whole, cut_ranges
@@ -197,7 +197,7 @@ class PairSegments(Segments):
         if self.length < self.specials + 2:
             message = f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}"
             raise ConfigError(message, where="segments.length")
-        require_share("segments", short=self.short)
+        require_range("[0, 1]", "segments", short=self.short)
 
     def require(self, selection: Selection, template: Template) -> None:
         """Raise ConfigError if the tokenizer's pairs have other special tokens."""

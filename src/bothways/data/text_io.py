@@ -24,7 +24,14 @@ from typing import IO, Any
 
 from typing_extensions import Buffer
 
-from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, optional
+from bothways.core.errors import (
+    BothwaysError,
+    ConfigError,
+    DataError,
+    ResourceError,
+    optional,
+    read_errors,
+)
 from bothways.core.files import is_url, local_path, near_path
 from bothways.core.terminal import write_stderr
 
@@ -158,24 +165,6 @@ def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
     if suffix not in kinds:
         return raw
     return io.BufferedReader(_Decompressed(raw, *kinds[suffix]), _BLOCK)
-
-
-@contextmanager
-def read_errors(location: str | Path) -> Iterator[None]:
-    """Turn errors of the operating system inside the context into a ResourceError at `location`.
-
-    An OSError without a number comes from a decompressor and passes unchanged.
-    """
-    try:
-        yield
-    except PermissionError as error:
-        fix = "Give this user read permission."
-        raise ResourceError("permission denied", where=location, fix=fix) from error
-    except OSError as error:
-        if error.errno is None:
-            raise
-        fix = "Check the name and the disk."
-        raise ResourceError(f"cannot be read: {error.strerror}", where=location, fix=fix) from error
 
 
 def file_at(name: Path | str, fix: str = "Check the name.") -> Path:

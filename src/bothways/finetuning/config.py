@@ -64,9 +64,12 @@ class FewShot:
 
     def __post_init__(self) -> None:
         values.require_at_least(1, "few_shot", pairs=self.pairs)
-        for name in ("temperature", "inverse_regularisation"):
-            if not (value := getattr(self, name)) > 0:
-                raise ConfigError(f"must be above 0, not {value:g}", where=f"few_shot.{name}")
+        values.require_range(
+            "(0, inf)",
+            "few_shot",
+            temperature=self.temperature,
+            inverse_regularisation=self.inverse_regularisation,
+        )
 
     def per_text(self, texts: int) -> int:
         """Return the pairs that each of some texts begins."""
@@ -205,7 +208,7 @@ class FinetuneConfig:
             message = "which checkpoint is the best is decided by metric"
             fix = "Set metric instead, such as metric=mcc."
             raise ConfigError(message, where="training.keep.best", fix=fix)
-        values.require_probability(dropout=self.dropout)
+        values.require_range("[0, 1)", dropout=self.dropout)
         named_metrics(self.metrics)
         values.require_seed(seed=self.seed, order_seed=self.order_seed)
         self._check_sources()

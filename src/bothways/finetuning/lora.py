@@ -25,8 +25,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError, Finding
+from bothways.core.config.values import require_at_least, require_range
+from bothways.core.errors import Finding
 from bothways.core.source import rng
 from bothways.hub.adapter import LowRankChange
 from bothways.model.model import Model
@@ -53,8 +53,7 @@ class LoRA:
 
     def __post_init__(self) -> None:
         require_at_least(1, "lora", rank=self.rank)
-        if not 0 < self.alpha < math.inf:
-            raise ConfigError(f"must be above 0, not {self.alpha}", where="lora.alpha")
+        require_range("(0, inf)", "lora", alpha=self.alpha)
 
 
 class LoRALinear(nn.Linear):

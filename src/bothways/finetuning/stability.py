@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
 from bothways.core.source import rng
 from bothways.model.init import initialise
@@ -45,9 +45,7 @@ class Stability:
     pull: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.layer_decay <= 1:
-            message = f"must be in (0, 1], not {self.layer_decay}"
-            raise ConfigError(message, where="stability.layer_decay")
+        require_range("(0, 1]", "stability", layer_decay=self.layer_decay)
         require_at_least(
             0, "stability", reinitialise=self.reinitialise, frozen=self.frozen, pull=self.pull
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from bothways.core.config.values import require_at_least, require_probability
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.positions import Disentangled, Learned, Position, Rotary
@@ -72,7 +72,7 @@ class Gated:
     kind: Literal["gated"] = "gated"
 
     def __post_init__(self) -> None:
-        require_probability("encoder.mlp", dropout=self.dropout)
+        require_range("[0, 1)", "encoder.mlp", dropout=self.dropout)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ class Dropouts:
     places: tuple[DropoutPlace, ...] = ("embedding", "attention", "mlp")
 
     def __post_init__(self) -> None:
-        require_probability(
+        require_range(
+            "[0, 1)",
             "encoder.dropout",
             hidden=self.hidden,
             attention=self.attention,
@@ -183,7 +184,7 @@ class Own:
     kind: Literal["own"] = "own"
 
     def __post_init__(self) -> None:
-        require_probability("encoder.readout", input_dropout=self.input_dropout)
+        require_range("[0, 1)", "encoder.readout", input_dropout=self.input_dropout)
 
 
 @dataclass(frozen=True)
@@ -413,10 +414,12 @@ class EncoderConfig:
         sizes = ("vocab", "width", "depth", "heads", "intermediate_size", "embedding")
         require_at_least(1, "encoder", **{name: getattr(self, name) for name in sizes})
         require_at_least(0, "encoder", segments=self.segments, task_types=self.task_types)
-        for name in ("norm_epsilon", "initial_range"):
-            if not getattr(self, name) > 0:
-                message = f"must be above 0, not {getattr(self, name)}"
-                raise ConfigError(message, where=f"encoder.{name}")
+        require_range(
+            "(0, inf)",
+            "encoder",
+            norm_epsilon=self.norm_epsilon,
+            initial_range=self.initial_range,
+        )
         if self.width % self.heads:
             message = f"width {self.width} cannot be divided among {self.heads} heads"
             fix = f"Use a number of heads that divides {self.width}."

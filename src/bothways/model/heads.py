@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.batch import Layout
-from bothways.core.config.values import require_at_least, require_probability
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
 from bothways.model.block import activate
 from bothways.model.config import EncoderConfig, FromPooler, FromVector, Own
@@ -504,4 +504,4 @@ def _output(
 
 def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
     require_at_least(1, f"heads.{kind}", count=count)
-    require_probability(f"heads.{kind}", dropout=dropout)
+    require_range("[0, 1)", f"heads.{kind}", dropout=dropout)

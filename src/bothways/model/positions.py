@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
 
 
@@ -103,10 +103,7 @@ class Rotary:
         if not self.bases or not all(base > 1 for base in self.bases):
             message = f"must be numbers above 1, not {self.bases}"
             raise ConfigError(message, where="encoder.position.bases")
-        if not self.factor > 0:
-            raise ConfigError(
-                f"must be above 0, not {self.factor}", where="encoder.position.factor"
-            )
+        require_range("(0, inf)", "encoder.position", factor=self.factor)
 
 
 @dataclass(frozen=True)

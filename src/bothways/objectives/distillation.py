@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from bothways.core.batch import Batch, Layout, Targets, TokenTargets
 from bothways.core.config.reader import CHANGEABLE
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, Finding, call
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.source import Sequence
@@ -92,15 +92,8 @@ class Teacher:
     unlabelled: str | None = field(default=None, metadata=CHANGEABLE)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight <= 1:
-            message = f"must be from 0 to 1, not {self.weight}"
-            raise ConfigError(message, where="teacher.weight")
-        _require_positive("teacher.temperature", self.temperature)
-
-
-def _require_positive(location: str, value: float, fix: str | None = None) -> None:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"must be above 0, not {value}", where=location, fix=fix)
+        require_range("[0, 1]", "teacher", weight=self.weight)
+        require_range("(0, inf)", "teacher", temperature=self.temperature)
 
 
 def check_teacher(
@@ -330,9 +323,10 @@ class Distillation(Objective):
             message = f"must be one loss or several, each kind once, not {names}"
             raise ConfigError(message, where=location)
         for number, loss in enumerate(self.losses):
-            _require_positive(f"{location}.{number}.weight", loss.weight, "Leave this loss out.")
+            fix = "Leave this loss out."
+            require_range("(0, inf)", f"{location}.{number}", weight=loss.weight, fix=fix)
             if isinstance(loss, SoftTargets):
-                _require_positive(f"{location}.{number}.temperature", loss.temperature)
+                require_range("(0, inf)", f"{location}.{number}", temperature=loss.temperature)
         if self.masking is None and "masked" in self.vectors:
             message = "is none, and a loss is about masked tokens"
             raise ConfigError(
@@ -394,10 +388,8 @@ class Distillation(Objective):
                 fix = f"Choose a divisor of {math.gcd(student.width, teacher.width)}."
                 raise ConfigError(message, where=f"{location}.heads", fix=fix)
             for name, encoder in (("teacher_layer", teacher), ("student_layer", student)):
-                layer = getattr(loss, name)
-                if layer is not None and not 1 <= layer <= encoder.depth:
-                    message = f"must be from 1 to {encoder.depth}, not {layer}"
-                    raise ConfigError(message, where=f"{location}.{name}")
+                layer = {name: getattr(loss, name)}
+                require_range(f"[1, {encoder.depth}]", location, fix=None, **layer)
 
     @property
     def frozen_models(self) -> Mapping[str, str]:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from bothways.core.batch import Batch, TokenTargets
-from bothways.core.config.values import require_share
+from bothways.core.config.values import require_range
 from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, perplexity
 from bothways.data.masking import Masking, Vocabulary
@@ -56,7 +56,7 @@ class GPTBERT(MaskedObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_share("objective", causal=self.causal)
+        require_range("[0, 1]", "objective", causal=self.causal)
 
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the encoder with a masked LM head that predicts the next token."""

@@ -38,6 +38,7 @@ from torch.nn.utils import parametrize
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, Targets, TokenTargets
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError
 from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, TrainingModule
@@ -70,10 +71,8 @@ class _GeneratorSize:
     share: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            message = f"must be above 0 and at most 1, not {self.share:g}"
-            fix = "It is a share: a generator larger than the discriminator is too hard to detect."
-            raise ConfigError(message, where="objective.generator.share", fix=fix)
+        fix = "It is a share: a generator larger than the discriminator is too hard to detect."
+        require_range("(0, 1]", "objective.generator", share=self.share, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -133,10 +132,7 @@ class ReplacedTokens(MaskedObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("replaced", "temperature"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"must be above 0, not {value}", where=f"objective.{name}")
+        require_range("(0, inf)", "objective", replaced=self.replaced, temperature=self.temperature)
 
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the discriminator, "model", and the generator."""

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError, TokenizerError
 from bothways.core.progress import Progress
 from bothways.core.runtime.devices import choose_device
@@ -92,9 +93,8 @@ def distil_static(
     """
     loaded = load_model(resolve_run(teacher), whole=False)
     tokenizer, of_teacher = loaded.tokenizer(), loaded.model.config.width
-    if not 1 <= width <= of_teacher:
-        message = f"must be 1 to {of_teacher}, the width of the teacher, not {width}"
-        raise ConfigError(message, where="width", fix=f"Set it to {min(256, of_teacher)}.")
+    fix = f"The teacher has {of_teacher}. Set it to {min(256, of_teacher)}."
+    require_range(f"[1, {of_teacher}]", width=width, fix=fix)
     if corpus is not None and (difference := tokenizer.difference(corpus.tokenizer)):
         message = f"the corpus has another vocabulary than {teacher}: {difference}"
         raise ConfigError(message, where="data", fix="Build it with the teacher's tokenizer.")

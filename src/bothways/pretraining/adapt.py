@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from bothways.core import errors
+from bothways.core.config.values import require_range
 from bothways.core.errors import DataError
 from bothways.core.files import make_folder, read_object, replace_text
 from bothways.core.progress import SILENT, Part, Progress
@@ -224,10 +225,8 @@ def adapt(  # noqa: PLR0913 – one option per question
             its generator).
         BothwaysError: as `pretrain` and `write_corpus`.
     """
-    if replay_share is not None and not 0 <= replay_share < 1:
-        message = f"must be at least 0 and below 1, not {replay_share:g}"
-        fix = "0.1 reads general text in a tenth."
-        raise errors.ConfigError(message, where="replay_share", fix=fix)
+    fix = "0.1 reads general text in a tenth."
+    require_range("[0, 1)", replay_share=replay_share, fix=fix)
     plan = plan_here()
     progress = progress if is_main(plan) else SILENT
     source = str(resolve(resolve_run(str(model))))

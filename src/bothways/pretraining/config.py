@@ -7,7 +7,6 @@ change it; what came out is saved with the run.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.reader import CHANGEABLE, Members
-from bothways.core.config.values import Tree, require_at_least, require_seed
+from bothways.core.config.values import Tree, require_at_least, require_range, require_seed
 from bothways.core.errors import ConfigError
 from bothways.core.terminal import listed
 from bothways.data.corpus_source import Mixture, Smoothed
@@ -178,9 +177,7 @@ class PretrainConfig:
             if not 0 < phase.share <= 1 + 1e-6:
                 message = f"must be above 0 and at most 1, not {phase.share:g}"
                 raise ConfigError(message, where=f"phases.{number}.share")
-            if not 0 < phase.rate < math.inf:
-                message = f"must be above 0 and finite, not {phase.rate:g}"
-                raise ConfigError(message, where=f"phases.{number}.rate")
+            require_range("(0, inf)", f"phases.{number}", rate=phase.rate)
             if phase.masking is not None and self.objective.masking is None:
                 message = f"the objective {self.objective.kind!r} hides no tokens"
                 fix = "Leave it out, or choose another objective."

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bothways.core.batch import LabelTargets, pack
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime import cards, devices
@@ -171,9 +171,7 @@ class Cards:
 
     def __post_init__(self) -> None:
         require_at_least(1, ranks=self.count)
-        if not 0 < self.utilisation <= 1:
-            message = f"must be above 0 and at most 1, not {self.utilisation:g}"
-            raise ConfigError(message, where="utilisation")
+        require_range("(0, 1]", utilisation=self.utilisation)
 
 
 class _Work(NamedTuple):

@@ -19,7 +19,7 @@ import torch
 
 from bothways.core.batch import Batch, pack
 from bothways.core.config import reader as configs
-from bothways.core.config.values import read_toml
+from bothways.core.config.values import read_toml, require_at_least
 from bothways.core.errors import CheckpointError, ConfigError, call
 from bothways.core.files import read_object
 from bothways.core.progress import SILENT, Progress
@@ -211,8 +211,7 @@ class Repeat:
             message = f"was trained on another {' and another '.join(names)}"
             fix = "Name what the run was trained on, several corpora in the same order."
             raise CheckpointError(message, where=folder, fix=fix)
-        if step < 1:
-            raise ConfigError(f"must be at least 1, not {step}", where="step")
+        require_at_least(1, step=step)
         if step > len(self.entries):
             message = f"the run ends with step {len(self.entries)}: there is no step {step}"
             raise ConfigError(message, where="step")

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float32
 
 from bothways.core.batch import LabelTargets, TokenTargets, pack
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError, call, render, report_findings
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report import html, sections, terminal
@@ -170,8 +171,7 @@ def view_layer(model: Model, sequence: Sequence, layer: int) -> LayerView:
         ConfigError: there is no such layer, or the encoder has no attention probabilities.
     """
     depth = model.config.depth
-    if not 1 <= layer <= depth:
-        raise ConfigError(f"must be from 1 to {depth}, not {layer}", where="layer")
+    require_range(f"[1, {depth}]", layer=layer)
     batch = pack([dataclasses.replace(sequence, targets={})])
     with torch.no_grad():
         output = model(batch, heads=(), output_hidden_states=True, output_attentions=True)
@@ -239,8 +239,7 @@ class TrainingInputs:
         heads, tokens = self.layer.heads, [token.token for token in self.sequences[0].tokens]
         weights, name = heads.mean(0), f"the mean of {len(heads)} heads"
         if head is not None:
-            if not 1 <= head <= len(heads):
-                raise ConfigError(f"must be from 1 to {len(heads)}, not {head}", where="head")
+            require_range(f"[1, {len(heads)}]", head=head)
             weights, name = heads[head - 1], f"head {head}"
         rows = []
         for position, row in enumerate(weights):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError
 
 STATUS = {
@@ -136,10 +137,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not value > 0:
-                message = f"must be above 0, not {value}"
-                raise ConfigError(message, where=f"limits.{field.name}")
+            limit = {field.name: getattr(self, field.name)}
+            require_range("(0, inf]", "limits", fix=None, **limit)
         if self.request_tokens > self.queue_tokens:
             message = f"{self.request_tokens} tokens do not fit in a queue of {self.queue_tokens}"
             fix = "Set limits.queue_tokens to at least as many."

@@ -33,6 +33,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 from numpy.typing import NDArray
 
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError
 from bothways.tasks.base import softmax
 
@@ -417,12 +418,6 @@ def _platt(
     return float(weights[0]), float(weights[1])
 
 
-def require_error_rate(error: float) -> None:
-    """Check that the error rate of sets is between 0 and 1; raises ConfigError."""
-    if not 0 < error < 1:
-        raise ConfigError(f"must be between 0 and 1, not {error}", where="error")
-
-
 def conformal_threshold(right: Float64[np.ndarray, " examples"], error: float) -> float:
     """Return the least probability of a label in a conformal set.
 
@@ -433,7 +428,7 @@ def conformal_threshold(right: Float64[np.ndarray, " examples"], error: float) -
     Raises:
         ConfigError: the error rate is outside of (0, 1), or too small for so few examples.
     """
-    require_error_rate(error)
+    require_range("(0, 1)", error=error)
     # As 0.9 · 10 is 9.000000000000002 in floating point, a hair is taken off before rounding up.
     rank = math.ceil((len(right) + 1) * (1 - error) - 1e-9)
     if rank > len(right):

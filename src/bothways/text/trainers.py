@@ -36,7 +36,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.core.files import surrogate_in
 from bothways.core.source import rng
@@ -154,9 +154,8 @@ def smoothed_shares(sizes: Mapping[str, int], alpha: float) -> dict[str, float]:
         ConfigError: `alpha` is not between 0 and 1.
         DataError: a size is 0.
     """
-    if not 0 <= alpha <= 1:
-        message = f"must be between 0 (equal shares) and 1 (by size), not {alpha:g}"
-        raise ConfigError(message, where="alpha", fix="mBERT has 0.7, XLM-R 0.3.")
+    fix = "0 gives equal shares, 1 shares by size; mBERT has 0.7, XLM-R 0.3."
+    require_range("[0, 1]", alpha=alpha, fix=fix)
     for name, size in sizes.items():
         if size <= 0:
             raise DataError("has no text", where=name, fix="Leave it out, or add text.")
@@ -268,9 +267,7 @@ def _check(kind: Kind, *positive: str) -> None:
     if kind.size > LARGEST:
         message = f"must be at most {LARGEST:,}, not {kind.size}"
         raise ConfigError(message, where=f"{location}.size", fix="BERT has 30,522.")
-    if not 0 <= coverage <= 1:
-        message, fix = f"must be between 0 and 1, not {coverage}", "0.9995 keeps all but rare ones."
-        raise ConfigError(message, where=f"{location}.coverage", fix=fix)
+    require_range("[0, 1]", location, coverage=coverage, fix="0.9995 keeps all but rare ones.")
 
 
 def train_vocabulary(

@@ -44,7 +44,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bothways.core.config.values import require_probability
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
 from bothways.model.kernels import abi
 from bothways.model.kernels.library import call_kernel, runs_on
@@ -73,11 +73,9 @@ class _Adam:
 
     def __post_init__(self) -> None:
         _check_rate(self)
-        if not 0 < self.eps < math.inf:
-            raise ConfigError(f"must be above 0, not {self.eps}", where="optimizer.eps")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            message = f"both must be at least 0 and below 1, not {self.betas}"
-            raise ConfigError(message, where="optimizer.betas")
+        require_range("(0, inf)", "optimizer", eps=self.eps)
+        for beta in self.betas:
+            require_range("[0, 1)", "optimizer", betas=beta)
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Muon:
 
     def __post_init__(self) -> None:
         _check_rate(self)
-        require_probability("optimizer", momentum=self.momentum)
+        require_range("[0, 1)", "optimizer", momentum=self.momentum)
 
 
 OptimizerConfig = AdamW | BertAdam | Lamb | StableAdamW | Muon
@@ -208,11 +206,9 @@ class FusedAdamW(torch.optim.AdamW):
 
 
 def _check_rate(config: _Adam | Muon) -> None:
-    if not isinstance(config.lr, str) and not 0 < config.lr <= MAX_RATE:
-        message = f"must be above 0 and at most {MAX_RATE:g}, not {config.lr}"
-        raise ConfigError(message, where="optimizer.lr")
-    if not 0 <= config.decay < math.inf:
-        raise ConfigError(f"must be at least 0, not {config.decay}", where="optimizer.decay")
+    if not isinstance(config.lr, str):
+        require_range(f"(0, {MAX_RATE:g}]", "optimizer", lr=config.lr)
+    require_at_least(0, "optimizer", decay=config.decay)
 
 
 def peak_rate(config: OptimizerConfig) -> float:

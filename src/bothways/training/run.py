@@ -16,7 +16,14 @@ from typing import Annotated, Any, Literal
 import torch
 
 from bothways.core.config.reader import CHANGEABLE, Members
-from bothways.core.config.values import Tree, merge, nest, parse_overrides, require_at_least
+from bothways.core.config.values import (
+    Tree,
+    merge,
+    nest,
+    parse_overrides,
+    require_at_least,
+    require_range,
+)
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
@@ -107,15 +114,10 @@ class Training:
 
     def __post_init__(self) -> None:
         require_at_least(1, "training", early_stopping=self.early_stopping)
-        if self.step_limit is not None and not self.step_limit > 0:
-            message = f"must be seconds above 0, not {self.step_limit:g}"
-            raise ConfigError(message, where="training.step_limit", fix="For no limit: none.")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            message, fix = f"must be greater than 0, not {self.clip_norm:g}", "For none: none."
-            raise ConfigError(message, where="training.clip_norm", fix=fix)
-        if self.ema is not None and not 0 < self.ema < 1:
-            message = f"must be above 0 and below 1, not {self.ema:g}"
-            raise ConfigError(message, where="training.ema", fix="For no average: none.")
+        fix = "It is in seconds; for no limit: none."
+        require_range("(0, inf]", "training", step_limit=self.step_limit, fix=fix)
+        require_range("(0, inf]", "training", clip_norm=self.clip_norm, fix="For none: none.")
+        require_range("(0, 1)", "training", ema=self.ema, fix="For no average: none.")
 
     @property
     def end(self) -> schedules.Duration:

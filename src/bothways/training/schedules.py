@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 from typing_extensions import Self, assert_never
 
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor, TrainingStep
 
@@ -298,9 +299,7 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         _check_floor(self.floor)
-        if not 0 < self.power < math.inf:
-            message = f"must be above 0 and finite, not {self.power}"
-            raise ConfigError(message, where="training.schedule.power")
+        require_range("(0, inf)", "training.schedule", power=self.power)
 
 
 @dataclass(frozen=True)
@@ -401,19 +400,15 @@ def plateau_end(schedule: Schedule | ScheduleFunction, run: Duration) -> float:
 
 
 def _check_floor(floor: float) -> None:
-    if not 0 <= floor <= 1:
-        message = f"must be a share of the peak, from 0 to 1, not {floor}"
-        raise ConfigError(message, where="training.schedule.floor")
+    require_range("[0, 1]", "training.schedule", floor=floor, fix="It is a share of the peak.")
 
 
 def _amount(name: str, span: ScheduleSpan, run: Duration) -> float:
     """Return a part of the run in the run's unit."""
     location = f"training.schedule.{name}"
     if isinstance(span, float | int):
-        if not 0 <= span < 1:
-            raise ConfigError(
-                f"a share of a run must be at least 0 and below 1, not {span:g}", where=location
-            )
+        fix = "A number is a share of the run; for an amount, write 100 steps, for example."
+        require_range("[0, 1)", "training.schedule", fix=fix, **{name: span})
         return span * run.count
     if type(span) is not type(run):
         raise ConfigError(

@@ -307,7 +307,7 @@ def test_it_runs_in_bfloat16_and_before_other_norms():
         (["position.convolution.size=4"], "position.convolution.size: must be odd, not 4"),
         (["position.convolution.groups=0"], "convolution.groups: must be at least 1, not 0"),
         (["position.convolution.groups=5"], "convolution.groups: width 768 cannot .* 5 groups"),
-        (["readout.labels.input_dropout=1"], r"must be in \[0, 1\), not 1.0"),
+        (["readout.labels.input_dropout=1"], r"must be at least 0 and below 1, not 1.0"),
     ],
 )
 def test_what_cannot_be_is_refused(settings_, message):

@@ -155,7 +155,7 @@ BASES: dict[str, dict[str, Any]] = {
         ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling 'max' has no counterpart here"),
         ("modernbert", {"norm_bias": "no"}, "norm_bias 'no' has no counterpart here: it must be one of True"),
         ("modernbert", {"num_attention_heads": 256}, "rotary positions need an even head size"),
-        ("modernbert", {"mlp_dropout": 1.5}, "encoder.mlp.dropout: must be in [0, 1), not 1.5"),
+        ("modernbert", {"mlp_dropout": 1.5}, "encoder.mlp.dropout: must be at least 0 and below 1, not 1.5"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
         ("mpnet", {"pad_token_id": 0}, "pad_token_id must be 1, from which positions count, not 0"),
         ("mpnet", {"relative_attention_num_buckets": 64}, "must be 32, not 64"),

@@ -235,21 +235,47 @@ def inline(value: Any) -> str:
             return repr(value)
 
 
-def require_at_least(least: float, /, location: str = "", **numbers: float | int | None) -> None:
-    """Check that settings are at least `least`; None passes.
+_BOUNDS = {"[": "at least", "(": "above", "]": "at most", ")": "below"}
+
+
+def require_range(
+    interval: str, location: str = "", /, *, fix: str | None = None, **numbers: float | int | None
+) -> None:
+    """Check that settings are in an interval; None passes.
 
     Args:
+        interval: such as "(0, 1]", above 0 and at most 1; "[0, inf]" allows infinity, "[0, inf)"
+            does not.
         location: the dotted path of their table.
+        fix: what to do instead.
         numbers: the values by the names of their settings.
 
     Raises:
-        ConfigError: a value is smaller, infinite or NaN.
+        ConfigError: a value is outside or NaN.
     """
+    low, high = interval[1:-1].split(", ")
     for name, number in numbers.items():
-        if number is not None and not least <= number < math.inf:
-            bound = f"at least {least}" + " and finite" * (number == math.inf)
-            message = f"must be {bound}, not {number}"
-            raise ConfigError(message, where=join_path(location, name))
+        if (
+            number is None
+            or float(low) < number < float(high)
+            or (number == float(low) and interval[0] == "[")
+            or (number == float(high) and interval[-1] == "]")
+        ):
+            continue
+        bounds = f"{_BOUNDS[interval[0]]} {low}"
+        if high == "inf":
+            bounds += " and finite" * (number == math.inf)
+        elif interval[0] + interval[-1] == "[]":
+            bounds = f"from {low} to {high}"
+        else:
+            bounds += f" and {_BOUNDS[interval[-1]]} {high}"
+        message = f"must be {bounds}, not {number}"
+        raise ConfigError(message, where=join_path(location, name), fix=fix)
+
+
+def require_at_least(least: float, location: str = "", /, **numbers: float | int | None) -> None:
+    """Check that settings are at least `least` and finite, as `require_range`."""
+    require_range(f"[{least}, inf)", location, fix=None, **numbers)
 
 
 def require_choice(choices: object, location: str, *values: object, fix: str | None = None) -> None:
@@ -270,29 +296,15 @@ def require_choice(choices: object, location: str, *values: object, fix: str | N
 
 
 def require_seed(**seeds: int | None) -> None:
-    """Check that seeds have at most 62 bits; arguments and errors as `require_at_least`."""
+    """Check that seeds have at most 62 bits; arguments and errors as `require_range`."""
     for name, seed in seeds.items():
         if seed is not None and not -(2**62) <= seed <= 2**62:
             raise ConfigError(f"must be from -2**62 to 2**62, not {seed}", where=name)
 
 
-def require_probability(location: str = "", **rates: float | int | None) -> None:
-    """Check that dropout rates are in [0, 1); arguments and errors as `require_at_least`."""
-    for name, rate in rates.items():
-        if rate is not None and not 0 <= rate < 1:
-            raise ConfigError(f"must be in [0, 1), not {rate}", where=join_path(location, name))
-
-
 def is_integer(text: str) -> bool:
     """Return True for digits that `int` converts: at most 4,300."""
     return len(text) <= 4300 and text.isdecimal()
-
-
-def require_share(location: str = "", **shares: float | None) -> None:
-    """Check that shares are in [0, 1]; arguments and errors as `require_at_least`."""
-    for name, share in shares.items():
-        if share is not None and not 0 <= share <= 1:
-            raise ConfigError(f"must be in [0, 1], not {share}", where=join_path(location, name))
 
 
 def _is(kind: type) -> Callable[[object], bool]:

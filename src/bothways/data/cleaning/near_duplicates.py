@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
 from bothways.core.source import rng
@@ -175,13 +175,9 @@ class NearDuplicates:
     permutations: int = 128
 
     def __post_init__(self) -> None:
-        require_at_least(1, shingle=self.shingle, permutations=self.permutations)
-        if self.permutations > 4096:
-            message = f"must be at most 4096, not {self.permutations}"
-            raise ConfigError(message, where="permutations")
-        if not 0 < self.threshold <= 1:
-            message = f"must be above 0 and at most 1, not {self.threshold}"
-            raise ConfigError(message, where="threshold")
+        require_at_least(1, shingle=self.shingle)
+        require_range("[1, 4096]", permutations=self.permutations)
+        require_range("(0, 1]", threshold=self.threshold)
         if retrieval_probability(self.threshold, self.permutations, 1) < FOUND:
             message = f"{self.threshold} is too low for {self.permutations} permutations"
             raise ConfigError(message, where="threshold", fix="Set permutations higher.")

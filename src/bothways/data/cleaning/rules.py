@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.config.values import require_at_least, require_share
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
 from bothways.data.cleaning.words import WordTable, chain, count_words, find_words, mix, word_finder
 
@@ -231,7 +231,7 @@ class WordCount(DocumentRule):
     most: int = 100_000
 
     def __post_init__(self) -> None:
-        _require_range(self.least, self.most)
+        _require_bounds(self.least, self.most)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         counts = batch.words.counts
@@ -249,7 +249,7 @@ class MeanWordLength(DocumentRule):
     most: float = 10.0
 
     def __post_init__(self) -> None:
-        _require_range(self.least, self.most)
+        _require_bounds(self.least, self.most)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         words = batch.words
@@ -266,7 +266,7 @@ class Symbols(DocumentRule):
     most: float = 0.1
 
     def __post_init__(self) -> None:
-        require_share(most=self.most)
+        require_range("[0, 1]", most=self.most)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         limits = self.most * batch.words.counts
@@ -284,7 +284,7 @@ class LineShare(DocumentRule):
     most: float
 
     def __post_init__(self) -> None:
-        require_share(most=self.most)
+        require_range("[0, 1]", most=self.most)
 
     @abstractmethod
     def counts(self, line: str) -> bool:
@@ -326,7 +326,7 @@ class AlphabeticWords(DocumentRule):
     least: float = 0.8
 
     def __post_init__(self) -> None:
-        require_share(least=self.least)
+        require_range("[0, 1]", least=self.least)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         return batch.words.total(batch.words.letters) < self.least * batch.words.counts
@@ -381,7 +381,7 @@ class RepeatedParts(DocumentRule):
     most_characters: float = 0.2
 
     def __post_init__(self) -> None:
-        require_share(most=self.most, most_characters=self.most_characters)
+        require_range("[0, 1]", most=self.most, most_characters=self.most_characters)
 
     @abstractmethod
     def parts(self, text: str) -> list[str]:
@@ -426,7 +426,7 @@ class TopNgrams(DocumentRule):
 
     def __post_init__(self) -> None:
         for share in self.most:
-            require_share(most=share)
+            require_range("[0, 1]", most=share)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         rejected = np.zeros(len(batch.texts), dtype=np.bool_)
@@ -457,7 +457,7 @@ class RepeatedWords(DocumentRule):
     def __post_init__(self) -> None:
         require_at_least(2, shortest=self.shortest)
         for share in self.most:
-            require_share(most=share)
+            require_range("[0, 1]", most=share)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         rejected = np.zeros(len(batch.texts), dtype=np.bool_)
@@ -498,7 +498,7 @@ def _lines(text: str) -> list[str]:
     return [bare for line in text.splitlines() if (bare := line.strip())]
 
 
-def _require_range(least: float | int, most: float | int) -> None:
+def _require_bounds(least: float | int, most: float | int) -> None:
     require_at_least(0, least=least)
     if not most >= least:
         raise ConfigError(f"must be at least {least}, the value of least, not {most}", where="most")

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bothways.core.batch import IGNORED, Batch, Layout, TokenTargets
-from bothways.core.config.values import require_at_least, require_probability, require_seed
+from bothways.core.config.values import require_at_least, require_range, require_seed
 from bothways.core.errors import BothwaysError, ConfigError, report_findings
 from bothways.core.files import read_object, replace_folder
 from bothways.core.progress import SILENT, Part, Progress
@@ -175,7 +175,7 @@ class BiLSTMTagger:
 
     def __post_init__(self) -> None:
         require_at_least(1, "tagger", hidden=self.hidden, depth=self.depth)
-        require_probability("tagger", dropout=self.dropout)
+        require_range("[0, 1)", "tagger", dropout=self.dropout)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report.html import metrics_html
@@ -103,9 +104,7 @@ def first_fold(folds: int, dev: object = None) -> str:
     Raises:
         ConfigError: fewer than two folds, or dev data in addition.
     """
-    if folds < 2:
-        fix = "Give 2 or more, such as 5."
-        raise ConfigError(f"must be at least 2, not {folds}", where="folds", fix=fix)
+    require_range("[2, inf)", folds=folds, fix="Give 2 or more, such as 5.")
     if dev is not None:
         message = "is given, and the dev data of each run is a fold of the training data"
         raise ConfigError(message, where="dev", fix="Leave out one of the two.")

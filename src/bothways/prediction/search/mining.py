@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float32
 from numpy.typing import NDArray
 
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.files import replace_text
 from bothways.core.progress import Progress
@@ -66,10 +66,7 @@ class Mining:
         if self.depth < self.skip + self.negatives:
             message = f"must be at least skip + negatives, {self.skip + self.negatives}"
             raise ConfigError(message, where="depth", fix="Read more of each ranking.")
-        for name in ("margin", "absolute_margin"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ConfigError(f"must be 0 or more, not {value}", where=name)
+        require_range("[0, inf]", margin=self.margin, absolute_margin=self.absolute_margin)
 
     def bar(self, positive: float) -> float:
         """Return the score above which a candidate is a likely positive."""

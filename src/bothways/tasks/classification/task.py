@@ -27,7 +27,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, LabelTargets
-from bothways.core.config.values import require_probability, require_share
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError, Finding, argument, places
 from bothways.core.training_module import Loss
 from bothways.model.kernels.cross_entropy import cross_entropy
@@ -113,7 +113,7 @@ class ClassScores:
     abstain: float
 
     def __post_init__(self) -> None:
-        require_share(abstain=self.abstain)
+        require_range("[0, 1]", abstain=self.abstain)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return accuracy, F1, Matthews correlation and loss."""
@@ -182,13 +182,10 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
     def __post_init__(self) -> None:
         super().__post_init__()
         LongTextTask.__post_init__(self)
-        require_probability(smoothing=self.smoothing)
-        require_share(conformal=self.conformal)
-        if isinstance(self.weighting, tuple) and not all(
-            0 < weight < math.inf for weight in self.weighting
-        ):
-            message = f"must be numbers above 0, not {list(self.weighting)}"
-            raise ConfigError(message, where="weighting")
+        require_range("[0, 1)", smoothing=self.smoothing)
+        require_range("[0, 1]", conformal=self.conformal)
+        for weight in self.weighting if isinstance(self.weighting, tuple) else ():
+            require_range("(0, inf)", weighting=weight)
 
     def adapted(self, train: Many[TextExample]) -> ClassificationTask:
         if self.weighting != "balanced":

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.batch import Batch, MultilabelTargets
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError, DataError, Finding, argument, places
 from bothways.core.training_module import Loss
 from bothways.model.model import Model
@@ -113,9 +114,8 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         if not self.separator:
             fix = "Set, for example, task.separator=,"
             raise ConfigError("must not be empty", where="separator", fix=fix)
-        if not all(0 <= threshold <= 1 for threshold in self.thresholds):
-            message = f"must be in [0, 1], not {list(self.thresholds)}"
-            raise ConfigError(message, where="thresholds")
+        for threshold in self.thresholds:
+            require_range("[0, 1]", thresholds=threshold)
 
     def parse(self, row: base.Row, columns: text_task.TextColumns, where: str) -> MultilabelExample:
         text, text_b = text_task.texts_of_row(row, columns, where)

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from bothways.core.batch import Targets, onto
 from bothways.core.config.reader import CHANGEABLE
-from bothways.core.errors import ConfigError
+from bothways.core.config.values import require_range
 
 ANCHOR, POSITIVE, OTHER, FILLER = 0, 1, 2, -1
 
@@ -91,9 +91,7 @@ class _Tempered:
     temperature: float
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            message = f"must be above 0, not {self.temperature:g}"
-            raise ConfigError(message, where="temperature")
+        require_range("(0, inf)", temperature=self.temperature)
 
 
 @dataclass(frozen=True)

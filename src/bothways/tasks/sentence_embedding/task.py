@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, Layout, Targets, onto
 from bothways.core.config import reader as configs
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, Finding, call
 from bothways.core.source import Sequence
 from bothways.core.training_module import VectorModule
@@ -234,9 +234,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         if not self.pooling:
             message = "must name at least one way of pooling"
             raise ConfigError(message, where="pooling", fix='The usual one is "mean".')
-        if any(width < 1 for width in self.widths):
-            message = f"must be 1 or more, not {min(self.widths)}"
-            raise ConfigError(message, where="widths", fix="Write widths=384,128,32, for example.")
+        fix = "Write widths=384,128,32, for example."
+        require_range("[1, inf)", widths=min(self.widths, default=None), fix=fix)
         weights = self.width_weights
         if weights and (len(weights) != len(self.widths) or not min(weights) > 0):
             message = f"must be a number above 0 for each of the {len(self.widths)} widths"
