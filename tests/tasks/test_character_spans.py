@@ -148,9 +148,14 @@ def test_rows_that_nobody_annotated_are_counted(tmp_path):
     with pytest.raises(DataError, match="2 annotations that differ"):
         in_memory({"data": {"text": TEXT}, "annotations": [{"result": []}, {"result": result}]})
     for result in ([None], [{"value": None}], 5):
-        with pytest.raises(DataError, match=r'has an annotation whose "result" is not'):
+        with pytest.raises(DataError, match=r"has an annotation that is not an object"):
             in_memory({"data": {"text": "Oslo"}, "annotations": [{"result": result}]})
     file = tmp_path / "a.json"
+    broken = {"data": {"text": "Oslo"}, "annotations": [5]}
+    file.write_text(json.dumps([LABEL_STUDIO, broken]), encoding="utf8")
+    with pytest.raises(DataError, match="has an annotation that is not an object") as caught:
+        list(TASK.read(str(file)).examples)
+    assert caught.value.where == f"{file}:record 2"
     file.write_text(json.dumps([empty]), encoding="utf8")
     with pytest.raises(DataError, match="no annotated row"):
         TASK.read(str(file))

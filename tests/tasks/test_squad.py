@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import lzma
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def test_files_in_squads_form(tmp_path, suffix):
         ("cat", (("cat", -1),), False),
         ("", (), None),
         (None, (), None),
+        (float("nan"), (), None),
         ([], (), True),
     ],
 )
@@ -88,6 +90,14 @@ def test_rows_of_any_form(tmp_path, given, answers, impossible):
     assert first == Question("1", "Who?", CONTEXT, answers, impossible, f"{file}:1")
     assert second == replace(first, id="x", where=f"{file}:2")
     assert reading.share() == 1
+
+
+@pytest.mark.parametrize("absent", [None, math.nan, np.float32("nan")])
+def test_rows_in_memory_mark_absent_values_as_in_a_table(absent):
+    row = {"question": "Who?", "context": CONTEXT, "answers": absent, "is_impossible": absent}
+    question = QuestionAnsweringTask().example(row)
+    assert (question.answers, question.impossible) == ((), None)
+    assert QuestionAnsweringTask().example({**row, "answers": "nan"}).answers == (("nan", -1),)
 
 
 def test_answers_in_arrays_as_pandas_reads_parquet():

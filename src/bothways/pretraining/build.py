@@ -313,7 +313,7 @@ def check_data(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     """Return the findings about each corpus under the objective and the phases of a run."""
     findings, fix = [], "Train a tokenizer on this text, and build the corpus with it."
     for name, corpus in corpora.parts.items():
-        corpus_findings = [unknown_tokens(corpus.unknown_share, fix)]
+        corpus_findings = unknown_tokens(corpus.unknown_share, fix)
         for phase in settings.phases:
             checked: Any = settings.segments_of(phase)
             if phase.segments is None:  # those of the objective

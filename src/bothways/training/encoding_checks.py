@@ -86,16 +86,17 @@ def check_inputs(
     ids = [sequence.ids for item in inputs for sequence in item.sequences]
     share = float((np.concatenate(ids) == tokenizer.specials.unknown).mean()) if ids else 0.0
     if share > UNKNOWN:
-        findings.append(unknown_tokens(share, "Use a model whose vocabulary fits this text."))
+        findings += unknown_tokens(share, "Use a model whose vocabulary fits this text.")
     return findings
 
 
-def unknown_tokens(share: float, fix: str) -> Finding:
-    """Report a share of unknown tokens: a warning above `UNKNOWN`, else a note."""
+def unknown_tokens(share: float, fix: str) -> list[Finding]:
+    """Report a share of unknown tokens: a warning above `UNKNOWN`, else a note unless 0.00 %."""
     message = "of the tokens are unknown to the vocabulary"
-    if share <= UNKNOWN:
-        return Finding("unknown", "note", f"{share:.2%} {message}")
-    return Finding("unknown", "warning", f"{share:.1%} {message}", "tokenizer", fix)
+    if share > UNKNOWN:
+        return [Finding("unknown", "warning", f"{share:.1%} {message}", "tokenizer", fix)]
+    rounded = f"{share:.2%}"
+    return [Finding("unknown", "note", f"{rounded} {message}")] if rounded != "0.00%" else []
 
 
 def check_model(encoder: EncoderConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:

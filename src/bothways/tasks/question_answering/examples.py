@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import string
 from array import array
@@ -165,7 +166,10 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
     answers: Answers | None = None
     impossible: bool | None = None
     if columns.answers is not None:
-        answers, flag = _answers(row.get(columns.answers), where), row.get(_IMPOSSIBLE)
+        # NaN marks an absent value, as pandas writes it.
+        cells = (plain_value(row.get(name)) for name in (columns.answers, _IMPOSSIBLE))
+        cell, flag = (None if isinstance(x, float) and math.isnan(x) else x for x in cells)
+        answers = _answers(cell, where)
         if flag is not None and not isinstance(flag, bool):
             message = f"{_IMPOSSIBLE!r} holds {flag!r}"
             raise DataError(message, where=where, fix="It must be true or false.")

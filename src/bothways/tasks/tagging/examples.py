@@ -165,14 +165,14 @@ def _plain_row(row: TableRow) -> TableRow:
             if name is None:
                 message = f"has {len(texts)} texts in its data ({', '.join(texts) or 'none'})"
                 raise DataError(message, where=row.where, fix='Call the text "text".')
-            complete = [a for a in done if isinstance(a, Mapping) and not a.get("was_cancelled")]
             try:
                 results = [
                     [x["value"] for x in a.get("result") or () if "labels" in x.get("value", {})]
-                    for a in complete
+                    for a in done
+                    if not a.get("was_cancelled")
                 ]
             except (AttributeError, TypeError) as error:
-                message = 'has an annotation whose "result" is not a list of objects'
+                message = 'has an annotation that is not an object with a list "result" of objects'
                 fix = "Export the texts again, as JSON."
                 raise DataError(message, where=row.where, fix=fix) from error
             if any(result != results[0] for result in results):
