@@ -38,15 +38,7 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_o
 from bothways.pretraining.forecast import memory_demand
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, StableAdamW
 from bothways.training.run import Training
-from bothways.training.schedules import (
-    WSD,
-    Epochs,
-    GoogleLinear,
-    Hours,
-    Linear,
-    Steps,
-    Tokens,
-)
+from bothways.training.schedules import WSD, Epochs, GoogleLinear, Hours, Linear, Steps, Tokens
 
 SHORT_BUDGET = Hours(0.5)
 """The longest run for which `short` is the better recipe (docs/decisions/007)."""

@@ -38,10 +38,7 @@ from bothways.prediction.session_model import Runtime
 from bothways.tasks import predictions as kinds
 from bothways.tasks.base import EncodedExample, Reading, Task
 from bothways.tasks.columns import reads_as_trained, require_columns
-from bothways.tasks.predictions import (
-    arrow_fields,
-    prediction_type,
-)
+from bothways.tasks.predictions import arrow_fields, prediction_type
 from bothways.tasks.sentence_embedding.vectors import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns

@@ -77,7 +77,7 @@ class TextTargets(Targets):
         return ((torch.as_tensor(self.roles) == ANCHOR).cumsum(0) - 1)[self.documents]
 
     def documents_of(self, role: int) -> Int[Tensor, " documents"]:
-        """Return which of the documents have a role."""
+        """Return the indices, among the documents, of those with a role."""
         return _where(torch.as_tensor(self.roles)[self.documents] == role)
 
 
