@@ -171,7 +171,7 @@ class Masking:
             message = f"mask {self.mask} and random {self.random} are more than 1 together"
             fix = "They are shares of the chosen tokens; what they leave is kept unchanged."
             raise ConfigError(message, where="masking", fix=fix)
-        fix = "For no limit: none."
+        fix = "Write none for no limit."
         require_range("[1, inf)", "masking", max_predictions=self.max_predictions, fix=fix)
 
     @property

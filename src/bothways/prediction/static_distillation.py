@@ -93,7 +93,7 @@ def distil_static(
     """
     loaded = load_model(resolve_run(teacher), whole=False)
     tokenizer, of_teacher = loaded.tokenizer(), loaded.model.config.width
-    fix = f"The teacher has {of_teacher}. Set it to {min(256, of_teacher)}."
+    fix = f"It is at most that of the teacher: set it to {min(256, of_teacher)}."
     require_range(f"[1, {of_teacher}]", width=width, fix=fix)
     if corpus is not None and (difference := tokenizer.difference(corpus.tokenizer)):
         message = f"the corpus has another vocabulary than {teacher}: {difference}"
