@@ -204,7 +204,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"num_labels": -1}, "must have 1 to 1,000,000 outputs, not -1"),
     ({"architectures": 5}, "architectures must be a list, not 5"),
     ({"problem_type": "guess"}, "problem_type 'guess' has no counterpart"),
-    ({"classifier_dropout": 1.5}, "heads.labels.dropout: must be in"),
+    ({"classifier_dropout": 1.5}, "heads.labels.dropout: must be at least 0 and below 1"),
     ({"is_decoder": True}, "is_decoder True has no counterpart here"),
 ]
 FILES = [

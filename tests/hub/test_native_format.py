@@ -230,7 +230,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "not a number": (
         at("encoder", "initial_range", to=float("inf")),
-        rf"{ENCODER}\.initial_range: must be at most 2,147,483,647, not inf",
+        rf"{ENCODER}\.initial_range: must be above 0 and finite, not inf",
     ),
     "a huge number": (
         at("encoder", "intermediate_size", to=10**400),

@@ -193,7 +193,7 @@ def test_missing_kernels_fail_the_tests_where_they_are_expected(reload, request,
     conftest: Any = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
     reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))
     reload.setenv("BOTHWAYS_EXPECT_KERNELS", "0")
-    conftest.pytest_configure()
+    conftest.pytest_configure(request.config)
     reload.setenv("BOTHWAYS_EXPECT_KERNELS", "1")
     with pytest.raises(pytest.UsageError, match=r"^BOTHWAYS_EXPECT_KERNELS=1, but "):
-        conftest.pytest_configure()
+        conftest.pytest_configure(request.config)
