@@ -53,6 +53,8 @@ def mistake(line: str) -> tuple[str | None, str]:
         ("train m d.tsv", None, ["finetune or pretrain"]),
         ("tokenizer train x --vocab-size 3", "--vocab-size", ["did you mean --size?"]),
         ("corpus bild", None, ["did you mean build?"]),
+        ("--epochs 1 finetune m d.tsv", "--epochs", ["before", "bothways COMMAND … --epochs"]),
+        ("tokenizer --size=3 train x", "--size=3", ["bothways tokenizer COMMAND"]),
     ],
 )
 def test_a_mistake_says_where_and_what(line, where, named):
@@ -127,6 +129,9 @@ def place(tmp_path_factory) -> Path:
     ("line", "where"),
     [
         ("bench --rounds 0", "rounds"),
+        ("bench --rounds 1.5", "--rounds"),
+        ("finetune bert train.tsv --batch-size 1.000", "--batch-size"),
+        ("inspect-step bert 5.5 corpus", "STEP"),
         ("convert nobody/model --out x", "nobody/model"),
         ("plan bert-tiny --tokens 1e400", "tokens"),
         ("plan bert-tiny --tokens 1e6 until=1hour", "tokens"),

@@ -72,7 +72,16 @@ def _show_panel(console: Console, options: ConsoleOptions, panel: HelpPanel) -> 
     DefaultFormatter()(console, options, panel)
 
 
-_PARAMETERS = Group("Arguments and options", help_formatter=_show_panel)
+def _check_whole(arguments: ArgumentCollection) -> None:
+    """Raise ConfigError for a whole number with a full stop, which the parser would round."""
+    for argument in arguments:
+        for token in argument.tokens if isinstance(argument.value, int) else ():
+            if "." in token.value:
+                place = token.keyword or (argument.name or "").lstrip("-").upper()
+                raise ConfigError(f"{token.value!r} is not a whole number", where=place)
+
+
+_PARAMETERS = Group("Arguments and options", help_formatter=_show_panel, validator=_check_whole)
 app = App(
     name="bothways",
     version=bothways.__version__,
@@ -404,6 +413,9 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
             assert error.app is not None
             names = _names(error.app.assemble_argument_collection())
             return _unknown_option(error.exception_message.removeprefix(_UNKNOWN), names, command)
+        case UnknownCommandError(unused_tokens=[word, *_]) if word.startswith("-"):
+            fix = f"Options follow the command: {command} COMMAND … {word}."
+            return ConfigError("stands before the command", where=word, fix=fix)
         case UnknownCommandError(unused_tokens=[word, *_]):
             commands = [name for name in error.app or () if not name.startswith("-")]
             message = f"there is no command {word!r}"
