@@ -204,6 +204,13 @@ def test_lists_of_classes_have_their_names_in_every_release_of_datasets():
     ("a.jsonl", b'{"text": "a", "label": "x", "label": "y"}\n', ":1", "'label' twice"),
     ("a.tsv", "text\tlabel\n好\t1\n".encode("gbk"), ":2", "is not UTF-8"),
     ("a.txt", b"one\rtwo\rthree", "", "is one line with 2 carriage returns"),
+    ("a.csv", b"text,label\rone,1\rtwo,0\r", ":1", "holds a carriage return\n  Write line ends"),
+    ("a.csv", b'text;label\n"Hello, Ann";1\n', ":2", "separated by semicolons"),
+    ("a.csv", gzip.compress(b"text\n", mtime=0), "", "is not text, but compressed by gzip\n  Add .gz"),
+    ("a.csv", b"PK\3\4\x14\0", "", "spreadsheet or another zip archive\n  Unpack it. Of a spreadsheet"),
+    ("a.csv", b"PAR1\x15\0\x15", "", "is not text, but a Parquet file\n  Name it .parquet."),
+    ("a.xlsx", b"PK\3\4\x14\0", "", "save each table as CSV UTF-8"),
+    ("a.jsonl", b'[\n {"text": "a"}\n]\n', ":1", "an array of objects has the suffix .json"),
     ("a.parquet", b"PAR1 no", "", "is not a complete Parquet file"),
     ("a.json", b"EU B-ORG\n", "", 'task="answer"'),
     ("a.json", b'{"data": []}', "", "is not an array of objects"),
@@ -224,6 +231,11 @@ def test_damaged_table_is_an_error_at_its_line(tmp_path, name, content, where, m
         values(open_table(str(path)))
     assert str(caught.value.where) == f"{path}{where}"
     assert message in str(caught.value)
+
+
+def test_a_text_may_begin_like_a_parquet_file(tmp_path):
+    (tmp_path / "a.txt").write_text("PAR100 lamps are sold out 灯\n")
+    assert values(open_table(str(tmp_path / "a.txt"))) == [{"text": "PAR100 lamps are sold out 灯"}]
 
 
 def test_nul_characters_are_left_out_and_counted(tmp_path, caplog):

@@ -116,6 +116,7 @@ def place(tmp_path_factory) -> Path:
         (folder / name).touch()
     (folder / "tickets.csv").write_text("id,wording,queue\n1,a film,good\n")
     (folder / "semicolons.csv").write_text("text;label\na film;good\n")
+    (folder / "nameless.csv").write_text("a film,good\na play,bad\na show,good\n")
     (folder / "header.tsv").write_text("text\tlabel\n")
     (folder / "unseen.tsv").write_text("sentence\tlabel\na good film\tpso\na bad play\tneg\n")
     (folder / "long.txt").write_text("the film was good " * 200 + "\n")
@@ -178,6 +179,7 @@ def test_a_mistake_is_one_message(line, where, place, monkeypatch):
         ("finetune bert tickets.csv", "use --text NAME --label NAME", "header"),
         ("predict classifier tickets.csv", "use --text NAME", "--label"),
         ("finetune bert semicolons.csv", "separated by semicolons", "--text"),
+        ("finetune bert nameless.csv", "use --text NUMBER --label NUMBER", "rename"),
         ("finetune bert trian.tsv", "Did you mean train.tsv?", "Supported"),
         ("finetune bert nofile.tsv", "Check the name", "Did you mean"),
         ("finetune bert packed.tsv", "Did you mean packed.tsv.gz?", "Check the name"),

@@ -67,7 +67,7 @@ def test_columns_are_guessed_where_that_is_clear(tmp_path, names, text, text_b, 
     assert [example.label for example in unlabelled.examples] == [None]
 
 
-@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
 @pytest.mark.parametrize(
     ("columns", "text"),
     [(TextColumns(), "Hello, Ann"), (TextColumns("Message", label="Team"), "Hello")],

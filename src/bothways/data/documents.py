@@ -208,7 +208,10 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _file(name: str) -> str:
     if not _is_readable(name):
-        message, fix = f"unsupported file type {Path(name).suffix!r}", f"Supported are {_KINDS}."
+        suffix = Path(name).suffix
+        message, fix = f"unsupported file type {suffix!r}", f"Supported are {_KINDS}."
+        if suffix in text_io.SPREADSHEETS:
+            fix += f" {text_io.SAVE_AS_CSV}"
         raise DataError(message, where=name, fix=fix)
     if surrogate_in(name) is not None:
         message = "has a name that is not UTF-8, which the record of a corpus cannot hold"

@@ -43,7 +43,11 @@ KINDS = (
     f"or {HUB}owner/name:configuration:split"
 )
 _TAGS = f" For words with their tags: {argument(task='tag')}."
-_OTHER_TASKS = {".conll": _TAGS, ".bio": _TAGS, ".iob": _TAGS}
+_ADVICE = {
+    **dict.fromkeys((".conll", ".bio", ".iob"), _TAGS),
+    **dict.fromkeys(text_io.SPREADSHEETS, f" {text_io.SAVE_AS_CSV}"),
+}
+"""What else to do with a file of this suffix."""
 
 MAX_ARRAY = 2**30
 """Maximum number of characters of a JSON array."""
@@ -186,7 +190,7 @@ def _open_file(
                 rows = (TableRow({"text": line}, f"{source}:{number}") for number, line in lines)
                 table = Table(source, ("text",), rows)
             case _:
-                fix = f"Supported are {KINDS}.{_OTHER_TASKS.get(suffix, '')}"
+                fix = f"Supported are {KINDS}.{_ADVICE.get(suffix, '')}"
                 raise DataError(f"unsupported file type {suffix!r}", where=source, fix=fix)
     except BaseException:
         close()  # now, not when the error's traceback is collected
@@ -221,18 +225,27 @@ def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = Non
 # Delimited text
 
 
+_LINE_ENDS = "Write line ends as \\n or \\r\\n, such as: tr '\\r' '\\n'."
+
+
 def _cells(location: str, number: int, line: str) -> list[str]:
     """Split a line at tabs; an empty line has no value."""
     if "\r" in line:
-        fix = "Write line ends as \\n or \\r\\n, such as: tr '\\r' '\\n'."
-        raise DataError("holds a carriage return", where=f"{location}:{number}", fix=fix)
+        raise DataError("holds a carriage return", where=f"{location}:{number}", fix=_LINE_ENDS)
     return line.split("\t") if line else []
 
 
 def _csv_records(location: str, lines: Lines) -> Records:
     """Yield records with the line they begin on; a quoted value may extend over several lines."""
-    limit = text_io.max_line_bytes()
-    reader, begin = csv.reader((line + "\n" for _, line in lines), strict=True), 1
+    limit, first_line = text_io.max_line_bytes(), ""
+
+    def read() -> Iterator[str]:
+        nonlocal first_line
+        for _, line in lines:
+            first_line = first_line or line
+            yield line + "\n"
+
+    reader, begin = csv.reader(read(), strict=True), 1
     while True:
         # The limit belongs to the process: it is set for one record, then restored. It keeps a
         # quote that is never closed from reading the whole file into one value.
@@ -240,9 +253,14 @@ def _csv_records(location: str, lines: Lines) -> Records:
         try:
             record = next(reader, None)
         except csv.Error as error:
+            where = f"{location}:{begin}"
+            if str(error).startswith("new-line"):
+                raise DataError("holds a carriage return", where=where, fix=_LINE_ENDS) from error
             fix = "Quote values with a comma or a line end, close each quote, and write a quote in "
             fix += f'a value as "". Longer values need a larger {text_io.MAX_LINE}.'
-            raise DataError(f"is not CSV: {error}", where=f"{location}:{begin}", fix=fix) from error
+            if "," not in first_line:
+                fix = separator_advice([first_line]) or fix
+            raise DataError(f"is not CSV: {error}", where=where, fix=fix) from error
         finally:
             csv.field_size_limit(previous_limit)
         if record is None:
@@ -344,9 +362,12 @@ def _without_blanks(records: Records, columns: int) -> Records:
             blank.append((line, [""]))
 
 
+_SEPARATORS = ((";", "semicolons"), ("\t", "tabs"), (",", "commas"), ("|", "bars"))
+
+
 def separator_advice(names: Many[str]) -> str | None:
     """Return advice for a table whose only column looks like several; None for any other."""
-    for mark, separator in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
+    for mark, separator in _SEPARATORS:
         if len(names) == 1 and mark in names[0]:
             return f"Its columns seem separated by {separator}: use commas in .csv, tabs in .tsv."
     return None
@@ -357,7 +378,8 @@ def separator_advice(names: Many[str]) -> str | None:
 
 def json_rows(location: str, lines: Lines) -> Iterator[TableRow]:
     """Return an iterator over the objects on the lines that are not blank."""
-    fix = 'Write one object per line, such as {"text": "…"}; for plain text use the suffix .txt.'
+    fix = 'Write one object per line, such as {"text": "…"}; an array of objects has the suffix '
+    fix += ".json, plain text .txt."
 
     def parse(numbered: tuple[int, str]) -> TableRow:
         row_location = f"{location}:{numbered[0]}"

@@ -61,6 +61,19 @@ _OTHER_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+SPREADSHEETS = (".xlsx", ".xls", ".ods")
+SAVE_AS_CSV = "Of a spreadsheet, save each table as CSV UTF-8, with commas."
+"""Advice for files of Excel, whatever their name."""
+_BINARY = {
+    b"\x1f\x8b": ("compressed by gzip", "Add .gz to its name."),
+    b"\xfd7zXZ": ("compressed by xz", "Add .xz to its name."),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "Add .zst to its name."),
+    b"BZh": ("compressed by bzip2", "Add .bz2 to its name."),
+    b"PAR1": ("a Parquet file", "Name it .parquet."),
+    b"PK\x03\x04": ("a spreadsheet or another zip archive", f"Unpack it. {SAVE_AS_CSV}"),
+    b"\xd0\xcf\x11\xe0": ("a file of Office, such as a spreadsheet", SAVE_AS_CSV),
+}
+"""What begins with these bytes, and how to make it readable."""
 
 
 @dataclass
@@ -258,6 +271,9 @@ def _check_head(location: str | Path, head: bytes) -> None:
         if head.startswith(mark):
             fix = f"Convert it: iconv -f {name} -t UTF-8."
             raise DataError(f"is {name} text; only UTF-8 is supported", where=location, fix=fix)
+    for mark, (name, fix) in _BINARY.items():
+        if head.startswith(mark) and (0 in head or not mark.isascii()):
+            raise DataError(f"is not text, but {name}", where=location, fix=fix)
     if 0 in head:
         message = "is a binary file, or UTF-16 text without a byte-order mark; only UTF-8 is read"
         fix = "Convert text: iconv -f UTF-16LE -t UTF-8, or -f UTF-16BE. Compressed files need a "

@@ -331,8 +331,12 @@ def guess_column(
         message = f"has one column, {listing}, and no {column.noun}"
         fix = "Give a .csv, .tsv, .jsonl or .parquet with both."
     elif not fix:
-        message += f"; use {_spelled(dict.fromkeys([column.role, *unclear], 'NAME'))}"
-        if aliases and not matching:
+        numbered = [*names] == [*map(str, range(len(names)))]
+        value = "NUMBER" if numbered else "NAME"
+        message += f"; use {_spelled(dict.fromkeys([column.role, *unclear], value))}"
+        if numbered:
+            fix = "The first line looks like a row. Or put a line with the names above it."
+        elif aliases and not matching:
             fix = f"Or rename it to {(*column.names, *aliases)[0]!r}."
         fix = columns_advice([column]) if column.several else fix
     raise DataError(message, where=location, fix=fix or None)
