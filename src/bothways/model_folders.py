@@ -174,6 +174,7 @@ def predict(  # noqa: PLR0913 – one option per question
         ['given', 'label', 'probabilities']
     """
     from bothways.data.tables import given_rows
+    from bothways.data.text_io import COMPRESSED, SPREADSHEETS
     from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
     from bothways.prediction.bulk.run import SUFFIXES, predict_files, predict_rows
 
@@ -215,10 +216,12 @@ def predict(  # noqa: PLR0913 – one option per question
 
         return stream()
     out = local_path(out)
-    unknown = out.suffix not in SUFFIXES and out.suffix.lower() in (".json", ".txt", *SUFFIXES)
-    if unknown and not out.is_dir():
+    of_files = {".json", ".txt", ".html", ".zip", *SUFFIXES, *COMPRESSED, *SPREADSHEETS}
+    if out.suffix not in SUFFIXES and out.suffix.lower() in of_files and not out.is_dir():
         message = f"{str(out)!r} has no format of predictions"
-        fix = f"Name a file: {out.stem}.jsonl, .csv, .tsv or .parquet; or a folder."
+        fix = (
+            f"Name a file: {out.name.partition('.')[0]}.jsonl, .csv, .tsv or .parquet; or a folder."
+        )
         raise ConfigError(message, where="out", fix=fix)
     if window is not None:
         message, fix = "is for predictions that are printed", "Leave it out; parts have rows."
@@ -355,9 +358,12 @@ def evaluate(  # noqa: PLR0913 – one option per question
         if data is None:
             refuse("the dev data of the run", {"task": task, **columns})
         labelled = _labelled_data(folder, data, columns, reporter)
-        if report is not None:
-            check_output_path(local_path(report), [labelled.name])
         values, page = nest(settings), None if report is None else local_path(report)
+        if page is not None:
+            check_output_path(page, [labelled.name])
+            if page.suffix.lower() not in (".html", ".htm", ""):
+                message = f"{page.name!r} must end in .html"
+                raise ConfigError(message, where="report", fix=f"Such as {page.stem}.html.")
         opened: Any = {"length": length, "device": device, "runtime": runtime, "settings": values}
         return labelled.evaluate(
             lambda precision: open_task(folder, task, precision=precision, **opened),

@@ -604,7 +604,7 @@ def distil(  # noqa: PLR0913 – one option per question
             default: half of the teacher's layers. With labelled data a model folder or Hub id.
         dev: labelled data by which the best weights are chosen; 0.2 splits a fifth from `data`.
         to: "static" for a table of vectors in place of an encoder; no setting of training applies.
-        width: number of components of static vectors; default: 256.
+        width: number of components of static vectors; default: 256, or all of a narrower teacher.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         recipe: losses to start from. With a corpus distilbert (the default: predictions, masked
@@ -660,7 +660,7 @@ def distil(  # noqa: PLR0913 – one option per question
             fix = f"Leave it out; train them afterwards: {call('finetune', 'MODEL', task='embed')}"
             raise ConfigError(message, where=unused[0], fix=fix)
         corpus: Any = Corpus.open(data) if isinstance(data, str | Path) else data
-        model_folder, width = folder and folder / "model", 256 if width is None else width
+        model_folder = folder and folder / "model"
         with shown_progress(progress) as reporter:
             return distil_static(teacher, corpus, width, model_folder, device, reporter)
     if to != "model" or width is not None:

@@ -107,6 +107,15 @@ def test_what_can_be_no_id_is_a_missing_folder(name, monkeypatch):
     assert not calls
 
 
+def test_a_preset_is_refused_as_a_shape(monkeypatch):
+    calls = hub(monkeypatch, lambda *_: "")
+    with pytest.raises(
+        FolderError, match=r"^bert-tiny: is a shape without weights\n  Pre-train it"
+    ):
+        resolve("bert-tiny")
+    assert not calls
+
+
 def test_a_mistyped_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
     calls = hub(monkeypatch, lambda *_: "")
     monkeypatch.chdir(tmp_path)

@@ -416,6 +416,10 @@ def test_commands_and_functions_give_the_same(
     line = json.loads(capsys.readouterr().out)
     hits = bothways.search("index", "the dog", 2)
     assert line == {"query": "the dog", "hits": [vars(hit) for hit in hits]}
+    app(["search", "index", "node.js", "--top", "1"], result_action="return_value")
+    assert json.loads(capsys.readouterr().out)["query"] == "node.js"
+    with pytest.raises(DataError, match=r"^missing\.txt: no such file"):  # not a query
+        app(["search", "index", "missing.txt"], result_action="return_value")
     embedder = bothways.load(model, "embed")
     texts = {"x": "A cat", "more.txt:1": "a cat", "more.txt:2": "the bird"}
     cosines = embedder.similarity(

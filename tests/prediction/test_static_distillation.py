@@ -197,6 +197,11 @@ def test_vocabularies_of_other_kinds(family: str, tmp_path: Path) -> None:
     assert len(rows["embedding.weight"]) == len(kept) == max(kept.values()) + 1
 
 
+def test_a_narrow_teacher_keeps_its_width(place: Path) -> None:
+    result = bothways.distil(place / "teacher", to="static", progress=False)
+    assert result.predictor().encode("the cat").shape == (16,)
+
+
 @pytest.mark.parametrize(
     ("settings", "where"),
     [

@@ -215,6 +215,14 @@ _SETTINGS = {"objective", "seed", "until"}
 """Arguments of public functions that commands take as settings."""
 
 
+def is_word(word: str) -> bool:
+    """Decide whether an argument is a text of one word: "node.js", but not "queries.txt" or "-"."""
+    from bothways.data.tables import SUFFIXES
+    from bothways.data.text_io import suffix_of
+
+    return word != "-" and suffix_of(word) not in SUFFIXES and not os.path.exists(word)
+
+
 def argument_text(words: tuple[str, ...]) -> str | None:
     """Return the only word if it is a text to predict, and not the name of a file.
 

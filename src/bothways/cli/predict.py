@@ -378,7 +378,7 @@ def search(  # noqa: PLR0913 – one option per question
     from bothways.indexes import read_texts
 
     typed = options.argument_text(queries) if queries else None
-    if typed is None and len(queries) == 1 and queries[0] != "-" and not Path(queries[0]).exists():
+    if typed is None and len(queries) == 1 and options.is_word(queries[0]):
         typed = queries[0]
     files = [Path(name) for name in queries or ("-",)]
     texts = [typed] if typed is not None else [query for _, query in read_texts(files, text)]

@@ -38,8 +38,10 @@ from bothways.data import text_io
 
 HUB = "hub:"
 """The beginning of the name of a data set."""
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".txt", ".parquet")
+"""Suffixes of files that are read as tables."""
 KINDS = (
-    f".csv, .tsv, .jsonl, .json, .txt (each also with {', '.join(text_io.COMPRESSED)}), .parquet, "
+    f"{', '.join(SUFFIXES[:-1])} (each also with {', '.join(text_io.COMPRESSED)}), .parquet, "
     f"or {HUB}owner/name:configuration:split"
 )
 _TAGS = f" For words with their tags: {argument(task='tag')}."

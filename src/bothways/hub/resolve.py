@@ -115,6 +115,11 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
         raise FolderError("is a file, not a model folder", where=name, fix=_FIX)
     hub_id = _hub_id(name)
     if hub_id is None:
+        from bothways.model.families.catalogue import PRESETS
+
+        if str(name) in PRESETS:
+            fix = "Pre-train it, or name a trained model: a folder, or an id of the Hub."
+            raise FolderError("is a shape without weights", where=name, fix=fix)
         near = near_path(folder, Path.is_dir)
         fix = f"Did you mean {near}?" if near else _FIX
         raise FolderError("no such folder, and not the id of a Hub model", where=name, fix=fix)

@@ -74,7 +74,7 @@ class StaticResult:
 def distil_static(
     teacher: str,
     corpus: Corpus | None,
-    width: int,
+    width: int | None,
     folder: Path | None,
     device: str,
     progress: Progress,
@@ -83,7 +83,7 @@ def distil_static(
 
     Args:
         corpus: text in which tokens are counted; None for Zipf's law.
-        width: number of components; at most the teacher's.
+        width: number of components; at most the teacher's. None for 256 or all of fewer.
         folder: the model folder to write; None for none.
 
     Raises:
@@ -93,7 +93,9 @@ def distil_static(
     """
     loaded = load_model(resolve_run(teacher), whole=False)
     tokenizer, of_teacher = loaded.tokenizer(), loaded.model.config.width
-    fix = f"It is at most that of the teacher: set it to {min(256, of_teacher)}."
+    usual = min(256, of_teacher)
+    width = usual if width is None else width
+    fix = f"It is at most that of the teacher: set it to {usual}."
     require_range(f"[1, {of_teacher}]", width=width, fix=fix)
     if corpus is not None and (difference := tokenizer.difference(corpus.tokenizer)):
         message = f"the corpus has another vocabulary than {teacher}: {difference}"
