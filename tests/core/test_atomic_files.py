@@ -133,3 +133,10 @@ def test_an_error_names_the_folder_that_will_be_not_the_hidden_one(tmp_path):
 
 def test_a_name_that_is_too_long_has_nothing_to_recover(tmp_path):
     files.recover_folder(tmp_path / ("a" * 255))  # with ".writing-old-" before it
+
+
+def test_where_a_user_may_not_write_no_space_is_advised(tmp_path):
+    with pytest.raises(ResourceError, match="give this user write permission") as caught:  # noqa: SIM117
+        with replace_folder(tmp_path / "model"):
+            raise PermissionError(13, "Permission denied")
+    assert "space" not in str(caught.value)

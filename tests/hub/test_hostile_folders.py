@@ -251,6 +251,18 @@ def test_bad_settings_are_refused(changes, message, folder):
     assert_refused(folder, message)
 
 
+def test_weights_that_a_user_may_not_read_are_not_called_incomplete(folder, monkeypatch):
+    usual = Path.open
+
+    def open_file(path: Path, *arguments: Any, **settings: Any) -> Any:
+        if path.name == "model.safetensors":
+            raise PermissionError(13, "Permission denied")
+        return usual(path, *arguments, **settings)
+
+    monkeypatch.setattr(Path, "open", open_file)
+    assert_refused(folder, "model.safetensors: permission denied")
+
+
 @pytest.mark.parametrize(("name", "content", "message"), FILES)
 def test_files_that_lack_or_damage_the_model_are_refused(name, content, message, folder):
     """Content is bytes, the share of the file that is left, or nothing for a file that is not there."""

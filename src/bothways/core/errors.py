@@ -234,6 +234,8 @@ def os_errors(path: Path, fix: str) -> Iterator[None]:
         cause = error.__context__ if isinstance(error, RuntimeError) else error
         match cause:
             case OSError():
+                if isinstance(cause, PermissionError):
+                    fix = "Choose another place, or give this user write permission."
                 message = cause.strerror or str(cause)
             case SafetensorError():
                 message = str(cause)

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bothways.core.errors import FolderError, argument
+from bothways.core.errors import FolderError, argument, read_errors
 from bothways.core.files import read_object
 from bothways.core.terminal import listed, quantity
 from bothways.hub.resolve import ADAPTER_WEIGHTS
@@ -135,6 +135,8 @@ def unread_files(folder: Path, weights: Path) -> tuple[str, ...]:
 
 
 def _open_safetensors(file: Path) -> Weights:
+    with read_errors(file), file.open("rb"):  # the library calls an unreadable file a missing one
+        pass
     try:
         state = _state(file)
         with safe_open(file, framework="pt") as handle:

@@ -32,6 +32,7 @@ import os
 import re
 import sys
 import sysconfig
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -144,6 +145,17 @@ class QuickstartResult:
     from_scratch: tuple[FinetuneResult, ...]
 
 
+def _check_folder(out: Path) -> None:
+    """Raise ResourceError if the folder holds something else, or cannot be written."""
+    with os_errors(out, "Choose another folder."):
+        if out.exists() and not (out / MARK).exists() and any(out.iterdir()):
+            message = "is not empty, and not the folder of a quickstart"
+            raise ResourceError(message, where=out, fix="Choose another folder: --out NAME.")
+        above = next(path for path in (out, *out.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=above):  # before minutes of reading
+            pass
+
+
 def run_quickstart(
     out: Path,
     *,
@@ -163,10 +175,7 @@ def run_quickstart(
     Raises:
         ResourceError: the folder holds something else, or cannot be written.
     """
-    with os_errors(out, "Choose another folder."):
-        if out.exists() and not (out / MARK).exists() and any(out.iterdir()):
-            message = "is not empty, and not the folder of a quickstart"
-            raise ResourceError(message, where=out, fix="Choose another folder: --out NAME.")
+    _check_folder(out)
     start, numbers = time.perf_counter(), itertools.count(1)
 
     def begin(name: str, message: str) -> None:

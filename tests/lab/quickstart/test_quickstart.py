@@ -138,6 +138,14 @@ def test_foreign_folder_is_refused(tmp_path):
     assert not list((tmp_path / "empty").iterdir())
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_text_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(gain, "gather_documents", lambda *_: pytest.fail("text was read"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match=r"file/new: cannot be written: .*\n  Choose another"):
+        run_quickstart(tmp_path / "file" / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_mistakes_are_errors(tmp_path):
     (tmp_path / "one.txt").write_text("One document. It is short.\n", encoding="utf8")
     with pytest.raises(DataError, match="1 document: too few"):
