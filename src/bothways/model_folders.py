@@ -174,7 +174,6 @@ def predict(  # noqa: PLR0913 – one option per question
         ['given', 'label', 'probabilities']
     """
     from bothways.data.tables import given_rows
-    from bothways.data.text_io import COMPRESSED, SPREADSHEETS
     from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
     from bothways.prediction.bulk.run import SUFFIXES, predict_files, predict_rows
 
@@ -216,8 +215,8 @@ def predict(  # noqa: PLR0913 – one option per question
 
         return stream()
     out = local_path(out)
-    of_files = {".json", ".txt", ".html", ".zip", *SUFFIXES, *COMPRESSED, *SPREADSHEETS}
-    if out.suffix not in SUFFIXES and out.suffix.lower() in of_files and not out.is_dir():
+    # "v1.2" is a folder, "p.json" names a file.
+    if out.suffix not in SUFFIXES and out.suffix[1:2].isalpha() and not out.is_dir():
         message = f"{str(out)!r} has no format of predictions"
         fix = (
             f"Name a file: {out.name.partition('.')[0]}.jsonl, .csv, .tsv or .parquet; or a folder."

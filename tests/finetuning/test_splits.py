@@ -100,6 +100,15 @@ def test_folds_divide_the_data():
     assert {Counter(e.label for e in dev)["a"] for dev in devs} == {4}
 
 
+def test_more_folds_than_texts_are_refused_before_the_first_run(model):
+    rows = [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(6)]
+    with pytest.raises(DataError, match=r"9 folds of 6 examples .*\n  Give at most 6 folds"):
+        bothways.finetune(model, rows, folds=9, epochs=1, progress=False)
+    assert split_examples(
+        ClassificationTask(), texts(["a", "b"] * 3), parse_part("fold 6 of 6")
+    ).dev
+
+
 def test_equal_texts_are_on_one_side():
     examples = [
         dataclasses.replace(e, text=f"text {int(e.where) % 20}") for e in texts(["a", "b"] * 50)

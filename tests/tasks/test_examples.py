@@ -80,6 +80,12 @@ def test_another_separator_is_named_wherever_it_is_noticed(tmp_path, mark, name,
         list(read_examples(str(tmp_path / "a.csv"), columns).examples)
 
 
+def test_a_column_is_not_the_text_and_its_own_label(tmp_path):
+    source = write_columns(tmp_path / "a.tsv", "text", "label")
+    with pytest.raises(DataError, match=r"a\.tsv: column 'text' is named as the label"):
+        read_examples(source, TextColumns("text", label="text"))
+
+
 def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path):
     usual = TextColumns("sentence1", "sentence2", "label")
     source = write_columns(tmp_path / "a.tsv", "sentence1", "sentence_2", "label")

@@ -255,5 +255,5 @@ def test_another_separator_of_labels_is_named():
 
 
 def test_a_query_that_comes_again_is_named():
-    ranks = [RankExample(query, ("a", "b"), (1.0, 0.0)) for query in ("x", "y", "x")]
+    ranks = [RankExample(query, ("a", "b"), (1.0, 0.0), joined=True) for query in ("x", "y", "x")]
     check(RerankingTask().check(ranks, []), "rows warning", "earlier")

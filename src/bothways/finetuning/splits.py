@@ -132,6 +132,11 @@ def split_examples(
         units.setdefault(key, []).append(index)
     sides = _deal(task, examples, list(units.values()), dev_part, split.seed)
     moved, dev_side = 0, dev_part.side
+    by = f"groups of {split.group!r}" if groups is not None else "different texts or passages"
+    of = f"{quantity(len(examples), 'example(s)')} in {len(units):,} {by}"
+    if len(dev_part.shares) > 2 and len({*sides}) < len(dev_part.shares):
+        message = f"{len(dev_part.shares)} folds of {of} leave some without an example"
+        raise DataError(message, where="dev", fix=f"Give at most {len({*sides})} folds.")
     train = [e for e, side in zip(examples, sides, strict=True) if side != dev_side]
     # Units whose labels the training data would lack move to it.
     train_labels = {*task.labels(train)}
@@ -146,9 +151,7 @@ def split_examples(
     train = [e for e, side in zip(examples, sides, strict=True) if side != dev_side]
     dev_rows = [index for index, side in enumerate(sides) if side == dev_side]
     dev = [examples[index] for index in dev_rows]
-    by = f"groups of {split.group!r}" if groups is not None else "different texts or passages"
     if not train or not dev:
-        of = f"{quantity(len(examples), 'example(s)')} in {len(units):,} {by}"
         message = f"{dev_part} of {of} is {'all of them' if dev else 'no example'}"
         raise DataError(message, where="dev", fix="Give another share, or a file with dev data.")
     count = f"{len(dev):,} of {quantity(len(examples), 'example(s)')}, in {len(units):,} {by}"

@@ -52,6 +52,12 @@ def test_good_data_gets_a_baseline_and_no_complaint():
     assert finding.what == "always answering 'x' would be right for 50.0% of the training data"
 
 
+def test_labels_that_all_differ_are_probably_another_column():
+    findings = ClassificationTask().check(many(40, *map(str, range(1001, 1041))), [])
+    (warning,) = [finding for finding in findings if finding.severity == "warning"]
+    assert warning.what.startswith("each of the 40 labels has one training example (1001, 1002, ")
+
+
 @pytest.mark.parametrize(
     ("train", "dev", "expected", "message"),
     [

@@ -234,6 +234,12 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             message = f"the {len(names)} labels look like scores ({places(names)}), not classes"
             fix = f"To learn them as scores, set {argument(task='regress')}."
             findings.append(Finding("labels", "warning", message, fix=fix))
+        elif len(names) > MANY and len(names) == sum(e.label is not None for e in train):
+            message = f"each of the {len(names)} labels has one training example ({places(names)})"
+            fix = (
+                f"Such labels cannot be learned; is another column meant? {argument(label='NAME')}."
+            )
+            findings.append(Finding("labels", "warning", message, fix=fix))
         counts = Counter(e.label for e in train if e.label is not None)
         if len(counts) > 1:
             (top, top_count), total = counts.most_common(1)[0], counts.total()

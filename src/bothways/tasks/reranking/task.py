@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -55,12 +55,17 @@ LABELS = (
 
 @dataclass(frozen=True)
 class RankExample:
-    """A query with documents, how relevant each is (0: not at all) if known, and its source."""
+    """A query with documents, how relevant each is (0: not at all) if known, and its source.
+
+    Attributes:
+        joined: the documents come from neighbouring rows, not from a list in one row.
+    """
 
     query: str
     documents: tuple[str, ...]
     labels: tuple[float, ...] | None = None
     where: str = "an example"
+    joined: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -149,10 +154,9 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
             """Yield each row's example with the key of its group."""
             for number, row in enumerate(rows):
                 example = self.parse(row.values, columns, row.where)
-                documents = row.values[columns.text_b or ""]
-                single = columns.negatives is None and isinstance(documents, str)
                 # Rows with and without a label are never one example.
-                yield (example.query, example.labels is None) if single else number, example
+                key = (example.query, example.labels is None)
+                yield key if example.joined else number, example
 
         for _, pairs in itertools.groupby(keyed(), key=lambda pair: pair[0]):
             group = [example for _, example in pairs]
@@ -180,7 +184,8 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
             documents += remaining
         elif columns.label is not None:
             labels = _labels(row, columns.label, len(documents), where)
-        return RankExample(query, documents, labels, where)
+        joined = columns.negatives is None and isinstance(row[columns.text_b], str)
+        return RankExample(query, documents, labels, where, joined)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> RankExample:
         if len(texts) < 2:
@@ -328,9 +333,12 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
 
 
 def _check_queries(examples: Many[RankExample]) -> list[Finding]:
-    """Report queries that come again later: their documents are ranked by themselves."""
+    """Report queries that come again after other rows: their documents are ranked by themselves.
+
+    A row with a list of documents is always ranked by itself.
+    """
     seen, repeated = set[str](), list[str]()
-    for example in examples:
+    for example in (example for example in examples if example.joined):
         if example.query in seen:
             repeated.append(example.where)
         seen.add(example.query)
