@@ -206,6 +206,15 @@ def test_files_and_rows_are_split_alike_and_recorded(model, tmp_path):
     file.write_text(file.read_text() + "another text\tpos\n" * 9)
     with pytest.raises(DataError):
         read_recorded_split(str(tmp_path / "run"))
+    file.unlink()
+    with pytest.raises(DataError, match=r"run: was trained on .*t\.tsv, .*\n  Go to the folder"):
+        read_recorded_split(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("dev", ["20", "0,2"])
+def test_a_number_that_names_no_file_is_said_to_be_no_share(model, dev):
+    with pytest.raises(ConfigError, match=rf"dev: '{dev}' is neither .*\n  For a .*: dev=\"20%\""):
+        bothways.finetune(model, toy_folder.make_rows(8, 0), dev=dev, progress=False)
 
 
 def test_a_group_column_is_read_from_files_and_rows(tmp_path):

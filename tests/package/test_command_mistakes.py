@@ -54,6 +54,11 @@ def mistake(line: str) -> tuple[str | None, str]:
         ("tokenizer train x --vocab-size 3", "--vocab-size", ["did you mean --size?"]),
         ("corpus bild", None, ["did you mean build?"]),
         ("--epochs 1 finetune m d.tsv", "--epochs", ["before", "bothways COMMAND … --epochs"]),
+        (
+            "finetune --model m d.tsv",
+            "bothways finetune",
+            ["'d.tsv' has no name", "Leave out --model"],
+        ),
         ("tokenizer --size=3 train x", "--size=3", ["bothways tokenizer COMMAND"]),
     ],
 )
@@ -133,6 +138,9 @@ def place(tmp_path_factory) -> Path:
         ("bench --rounds 1.5", "--rounds"),
         ("finetune bert train.tsv --batch-size 1.000", "--batch-size"),
         ("inspect-step bert 5.5 corpus", "STEP"),
+        ("finetune bert train.tsv batch_size=1.000", "batch.n"),
+        ("finetune bert train.tsv --until='1.000 steps'", "training.until"),
+        ("search bert missing.txt", "bert"),
         ("convert nobody/model --out x", "nobody/model"),
         ("plan bert-tiny --tokens 1e400", "tokens"),
         ("plan bert-tiny --tokens 1e6 until=1hour", "tokens"),

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.exceptions import (
+    ArgumentOrderError,
     CoercionError,
     MissingArgumentError,
     RepeatArgumentError,
@@ -392,6 +393,11 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
             return ConfigError("is missing", where=_shown(error), fix=fix)
         case MissingArgumentError():
             return ConfigError("needs a value", where=error.keyword, fix=fix)
+        case ArgumentOrderError(token=word):
+            named = error.prior_positional_or_keyword_supplied_as_keyword_arguments
+            options = " and ".join(str(argument.tokens[0].keyword) for argument in named)
+            message = f"{word!r} has no name, and {options} before it has"
+            return ConfigError(message, where=command, fix=f"Leave out {options}.")
         case RepeatArgumentError(token=token):
             return ConfigError("is given twice", where=token.keyword, fix="Leave out one.")
         case CoercionError(token=token) if token is not None and error.msg is None:
@@ -413,18 +419,8 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
             assert error.app is not None
             names = _names(error.app.assemble_argument_collection())
             return _unknown_option(error.exception_message.removeprefix(_UNKNOWN), names, command)
-        case UnknownCommandError(unused_tokens=[word, *_]) if word.startswith("-"):
-            fix = f"Options follow the command: {command} COMMAND … {word}."
-            return ConfigError("stands before the command", where=word, fix=fix)
         case UnknownCommandError(unused_tokens=[word, *_]):
-            commands = [name for name in error.app or () if not name.startswith("-")]
-            message = f"there is no command {word!r}"
-            group = command.removeprefix("bothways").strip()
-            near = (_MEANT_COMMANDS.get(word) if not group else None) or _near(word, commands)
-            return ConfigError(
-                message + _did_you_mean(near),
-                fix=f"The commands are {', '.join(sorted(commands))}.",
-            )
+            return _unknown_command(word, error.app or (), command)
         case UnusedCliTokensError(unused_tokens=[*words]):
             return ConfigError(f"one argument too many: {' '.join(words)}", where=command, fix=fix)
         case _:
@@ -442,6 +438,18 @@ def _shown(error: CycloptsError) -> str:
     positional = error.argument.index is not None
     name = error.argument.name
     return name.lstrip("-").upper() if positional else name
+
+
+def _unknown_command(word: str, names: Iterable[str], command: str) -> ConfigError:
+    """Return the error of a word that is no command, or of an option in the place of one."""
+    if word.startswith("-"):
+        fix = f"Options follow the command: {command} COMMAND … {word}."
+        return ConfigError("stands before the command", where=word, fix=fix)
+    commands = sorted(name for name in names if not name.startswith("-"))
+    group = command.removeprefix("bothways").strip()
+    near = (_MEANT_COMMANDS.get(word) if not group else None) or _near(word, commands)
+    message = f"there is no command {word!r}{_did_you_mean(near)}"
+    return ConfigError(message, fix=f"The commands are {', '.join(commands)}.")
 
 
 def _unknown_option(option: str, options: Iterable[str], command: str) -> ConfigError:

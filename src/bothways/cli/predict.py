@@ -377,13 +377,14 @@ def search(  # noqa: PLR0913 – one option per question
     """
     from bothways.indexes import read_texts
 
+    opened = bothways.Index(index)  # before its queries are read
     typed = options.argument_text(queries) if queries else None
     if typed is None and len(queries) == 1 and options.is_word(queries[0]):
         typed = queries[0]
     files = [Path(name) for name in queries or ("-",)]
     texts = [typed] if typed is not None else [query for _, query in read_texts(files, text)]
     results = bothways.search(
-        index, texts, top, mode=mode, exact=exact, rerank=rerank, depth=depth, model=model,
+        opened, texts, top, mode=mode, exact=exact, rerank=rerank, depth=depth, model=model,
         precision=precision, device=device,
     )  # fmt: skip
     for query, hits in zip(texts, results, strict=True):

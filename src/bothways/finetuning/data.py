@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,13 @@ from bothways.core.errors import (
     render,
     report_findings,
 )
-from bothways.core.files import local_path, read_object
+from bothways.core.files import is_url, local_path, read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.source import Sequence
 from bothways.core.terminal import listed
 from bothways.data import tables as memory
 from bothways.data.loader import ListSource, Loader, Share, unchanged
-from bothways.data.tables import TableRow, WatchedRow
+from bothways.data.tables import HUB, TableRow, WatchedRow
 from bothways.finetuning.config import FinetuneConfig, Metric
 from bothways.finetuning.few_shot import fit_head
 from bothways.finetuning.splits import Split, SplitResult, split_examples
@@ -273,6 +274,11 @@ def read_examples(
         DataError: the data cannot be read, or there is no example.
     """
     share = settings.dev_part
+    number = settings.dev if dev is None else dev
+    is_number = isinstance(number, str) and re.fullmatch(r"[\d.,]+", number) is not None
+    if is_number and share is None and not local_path(str(number)).exists():
+        fix = f"For a part of the training data: {argument(dev='20%')}."
+        raise ConfigError(f"{number!r} is neither a file nor a share", where="dev", fix=fix)
     sources: dict[str, Rows] = {"train": settings.train if train is None else train}
     if settings.dev is not None and share is None:
         sources["dev"] = settings.dev if dev is None else dev
@@ -501,6 +507,12 @@ def read_recorded_split(folder: str) -> tuple[str, list[Any]] | None:
     if train.endswith(" rows") and not local_path(train).exists():
         message = "was trained on rows in memory, from which its dev data cannot be split again"
         raise DataError(message, where=folder, fix="Give rows, or a file to evaluate on.")
+    if not (is_url(train) or train.startswith(HUB) or local_path(train).exists()):
+        message = (
+            f"was trained on {train}, from which its dev data was split, and which is not here"
+        )
+        fix = "Go to the folder where it was trained, or give a file to evaluate on."
+        raise DataError(message, where=folder, fix=fix)
     task = open_task_model(folder).task
     settings = FinetuneConfig(model=folder, train=train, dev=dev, split=split, task=task)  # type: ignore[arg-type]
     examples = read_split(settings).dev

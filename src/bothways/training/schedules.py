@@ -130,6 +130,9 @@ def duration(text: str) -> Steps | Tokens | Epochs | Hours:
             f"invalid duration {text!r}",
             fix=f"Write a number and one of {units}, such as '1000 steps' or 2h.",
         )
+    if unit in ("steps", "tokens") and "." in form[1] and "e" not in form[1].lower():
+        message = f"{text!r} is not a valid duration: {unit} are whole numbers"
+        raise ConfigError(message, fix="Write 1000 or 1e3 for a thousand.")
     return _UNITS[unit](float(form[1]))
 
 

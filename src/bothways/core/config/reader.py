@@ -389,6 +389,8 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
     failure: ConfigError | None = None
     for other in shape.others:
         value = raw
+        if other is int and isinstance(raw, str) and "." in raw:  # 1.000 may mean a thousand
+            continue
         # A text for a tuple: "0.9, 0.98" and "[0.9, 0.98]" have two items.
         if isinstance(raw, str) and typing.get_origin(other) is tuple:
             text = raw.strip().removeprefix("[").removesuffix("]").strip().removesuffix(",")
