@@ -441,7 +441,8 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path
         ({"form": "xlsx"}, ConfigError, r"^format: unknown format 'xlsx'\s+Choose one of jsonl"),
         ({"files": ("-",)}, ConfigError, "^-: parts are made of files, not of a pipe"),
         ({"files": ()}, ConfigError, "^files: names no file"),
-        ({"files": ("no.txt",)}, DataError, r"^no\.txt: "),
+        ({"files": ("no.txt",)}, DataError, r"^no\.txt: no such file\n  Check the name\.$"),
+        ({"files": ("good",)}, DataError, r"texts that are no file go to bothways\.load\(MODEL\)"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_before_any_work(begun, tmp_path, change, kind, message):

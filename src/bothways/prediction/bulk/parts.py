@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from bothways.core.config.values import nest, require_at_least, require_choice
-from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, optional
+from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, call, optional
 from bothways.core.files import is_url, local_path
 from bothways.core.jobs.process_pool import NUMBER
 from bothways.core.progress import Progress
@@ -96,7 +96,8 @@ class BulkRequest:
         require_choice(PartFormat, "format", self.form, fix=fix)
         for name in self.files:
             if not name.startswith(HUB) and not is_stream(name):
-                file_at(name)
+                texts = f"Check the name; texts that are no file go to {call('predict', 'MODEL')}."
+                file_at(name, "Check the name." if Path(name).suffix else texts)
         new = [name for _, name in self.kept]
         if len({*new}) < len(new):
             message = f"names a column twice: {', '.join(new)}"
