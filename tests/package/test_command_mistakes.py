@@ -140,7 +140,7 @@ def place(tmp_path_factory) -> Path:
         ("inspect-step bert 5.5 corpus", "STEP"),
         ("finetune bert train.tsv batch_size=1.000", "batch.n"),
         ("finetune bert train.tsv --until='1.000 steps'", "training.until"),
-        ("search bert missing.txt", "bert"),
+        ("search bert folder", "bert"),
         ("convert nobody/model --out x", "nobody/model"),
         ("plan bert-tiny --tokens 1e400", "tokens"),
         ("plan bert-tiny --tokens 1e6 until=1hour", "tokens"),
