@@ -1,7 +1,7 @@
 """A step needs no value from the device, so that a GPU is never waited for, and mixes no devices.
 
 Tensors on the meta device have shapes but no values: to read one is an error, and so is an operation
-with a tensor of another device.
+with a tensor of another device. What a step copies to the device, which may wait too, is not seen here.
 """
 
 import itertools

@@ -114,10 +114,12 @@ class Training:
 
     def __post_init__(self) -> None:
         require_at_least(1, "training", early_stopping=self.early_stopping)
-        fix = "It is in seconds; for no limit: none."
+        fix = "It is in seconds; write none for no limit."
         require_range("(0, inf]", "training", step_limit=self.step_limit, fix=fix)
-        require_range("(0, inf]", "training", clip_norm=self.clip_norm, fix="For none: none.")
-        require_range("(0, 1)", "training", ema=self.ema, fix="For no average: none.")
+        require_range(
+            "(0, inf]", "training", clip_norm=self.clip_norm, fix="Write none for no limit."
+        )
+        require_range("(0, 1)", "training", ema=self.ema, fix="Write none for no average.")
 
     @property
     def end(self) -> schedules.Duration:

@@ -253,22 +253,21 @@ def require_range(
     Raises:
         ConfigError: a value is outside or NaN.
     """
-    low, high = interval[1:-1].split(", ")
+    opening, closing, (low, high) = interval[0], interval[-1], interval[1:-1].split(", ")
+    least, most = float(low), float(high)
     for name, number in numbers.items():
-        if (
-            number is None
-            or float(low) < number < float(high)
-            or (number == float(low) and interval[0] == "[")
-            or (number == float(high) and interval[-1] == "]")
+        if number is None or (
+            (number >= least if opening == "[" else number > least)
+            and (number <= most if closing == "]" else number < most)
         ):
             continue
-        bounds = f"{_BOUNDS[interval[0]]} {low}"
-        if high == "inf":
+        bounds = f"{_BOUNDS[opening]} {low}"
+        if most == math.inf:
             bounds += " and finite" * (number == math.inf)
-        elif interval[0] + interval[-1] == "[]":
+        elif opening + closing == "[]":
             bounds = f"from {low} to {high}"
         else:
-            bounds += f" and {_BOUNDS[interval[-1]]} {high}"
+            bounds += f" and {_BOUNDS[closing]} {high}"
         message = f"must be {bounds}, not {number}"
         raise ConfigError(message, where=join_path(location, name), fix=fix)
 

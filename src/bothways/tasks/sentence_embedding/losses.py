@@ -323,9 +323,10 @@ def at_widths(
         weights: the weight of each; none for equal ones.
     """
     chosen = [min(width, vectors.shape[-1]) for width in widths] or [vectors.shape[-1]]
-    losses = torch.stack([loss(vectors[:, :width], texts) for width in chosen])
-    shares = losses.new_tensor(weights or [1.0] * len(chosen))
-    return (shares / shares.sum() * losses).sum() if weights else losses.mean()
+    shares = weights or (1.0,) * len(chosen)
+    pairs = zip(shares, chosen, strict=True)
+    losses = torch.stack([share * loss(vectors[:, :width], texts) for share, width in pairs])
+    return losses.sum() / sum(shares)
 
 
 def _logits(
