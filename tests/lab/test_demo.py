@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 def test_files_are_equal_on_every_machine(folder, tmp_path):
     files = bothways.demo(tmp_path / "again")
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files))
-    assert digest.hexdigest()[:16] == "5463ad1a7d843a98"
+    assert digest.hexdigest()[:16] == "8c9b37440614b772"
     assert len(files) == 29
     with pytest.raises(ResourceError, match="is not empty"):
         bothways.demo(folder)
@@ -39,11 +39,21 @@ def test_no_text_is_in_two_splits(folder):
         texts = [line.split("\t")[0] for name in names for line in
                  (folder / name).read_text("utf8").splitlines() if line != "text\tlabel"]  # fmt: skip
         assert len(texts) == len({*texts}) > 500
+    names = [(folder / f"{name}.conll").read_text("utf8") for name in ("train", "dev", "test")]
+    sentences = "".join(names).strip().split("\n\n")
+    assert len(sentences) == len({*sentences}) == 600
     asked, judged = (
         {json.loads(line)["query"] for line in (folder / name).read_text("utf8").splitlines()}
         for name in ("train.jsonl", "dev.jsonl")
     )
     assert (len(asked), len(judged), asked & judged) == (36, 12, set())
+
+
+def test_the_raw_text_has_every_character_of_the_labelled_texts(folder):
+    raw = {*"".join(path.read_text("utf8").lower() for path in (folder / "text").iterdir())}
+    for name in ("train.tsv", "tickets.csv", "choices.csv", "sts.tsv", "queries.txt", "texts.txt"):
+        labelled = {*(folder / name).read_text("utf8").lower()} - {*'\t"-_'}
+        assert labelled <= raw, name
 
 
 def test_the_commands_have_every_task(folder, tmp_path, capsys):

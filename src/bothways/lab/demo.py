@@ -3,8 +3,8 @@
 A template is a sentence with symbols such as "{film}", which `Grammar.say` replaces by one of the
 symbol's alternatives. What is equal in every language and task is in `demo`; the rest are words.
 The labels follow from the sentences, some of them only from the order of the words ("The plot is
-dull, but the film is moving."). The raw text is about the same people, animals and films, so that
-a model that is pre-trained on it in minutes knows the words. Equal bytes on every machine.
+dull, but the film is moving."). The raw text is about the same people, animals, films and bank, so
+that a model that is pre-trained on it in minutes knows the words. Equal bytes on every machine.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ BANK: Words = {
     "|There is a fee of {sum} that nobody can explain.|Is it free to pay by card in {land}?"
     "|Since {when} I pay {sum} more a month than before.",
 }
+QUEUES = ("cards", "transfers", "login", "fees")
 TOPICS: Words = {
     "sport": "The match ended two to one.|Our team won the cup.|She ran a marathon in the rain.",
     "food": "The soup was far too salty.|They bake fresh bread here.|We cooked rice with beans.",
@@ -165,9 +166,7 @@ class Grammar:
 
 def _tickets(file: str, count: int) -> list[Row]:
     grammar = Grammar(file, BANK)
-    rows = grammar.labelled(
-        ("cards", "transfers", "login", "fees"), count, "{hello}{LABEL}{please}"
-    )
+    rows = grammar.labelled(QUEUES, count, "{hello}{LABEL}{please}")
     return [
         {"id": 1001 + number, "created": f"2026-{number // 100 + 1:02}-{number % 28 + 1:02}",
          "message": row["text"], "queue": row["label"]}
@@ -175,17 +174,18 @@ def _tickets(file: str, count: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def _tagged(file: str, count: int) -> str:
-    """Return sentences in CoNLL's form: a word and its tag per line."""
-    grammar, lines = Grammar(file, PEOPLE), list[str]()
-    for _ in range(count):
+def _tagged(count: int) -> list[str]:
+    """Return sentences in CoNLL's form: a word and its tag per line; no sentence is repeated."""
+    grammar, sentences = Grammar("conll", PEOPLE), dict[str, None]()
+    while len(sentences) < count:
+        lines = list[str]()
         for part in grammar.choose("news").split():
             kind, words = TAGS.get(part.strip("{}")), grammar.say(part).split()
             marks = ["B", *"I" * (len(words) - 1)]
             tags = [f"{mark}-{kind}" if kind else "O" for mark in marks]
             lines += map(" ".join, zip(words, tags, strict=True))
-        lines.append("")
-    return "\n".join(lines) + "\n"
+        sentences["\n".join(lines) + "\n\n"] = None
+    return [*sentences]
 
 
 def _people(file: str, count: int) -> Iterator[tuple[str, list[Row]]]:
@@ -255,18 +255,18 @@ def _ranked(file: str, count: int) -> list[Row]:
 
 
 def _articles(file: str, count: int) -> str:
-    """Return raw text: documents about one person, film or animal each, an empty line between."""
-    people = (text for text, _ in _people(file, count))
-    films, scenes = Grammar(file, FILMS), Grammar(file, SCENES)
+    """Return raw text: documents about a person, film, animal or bank, an empty line between."""
+    films, scenes, bank = Grammar(file, FILMS), Grammar(file, SCENES), Grammar(file, BANK)
     documents = list[str]()
-    for number, text in enumerate(people):
+    for number, (text, questions) in enumerate(_people(file, count)):
         animal = list(FACTS)[number % len(FACTS)]
         review = ("{positive}", "{negative}")[number % 2]
         documents += [
-            text,
+            f"{text} {questions[-1]['question']} None.",
             " ".join(films.say(review) for _ in range(5)),
             " ".join(_fact(animal, kind) for kind in scenes.rng.sample(range(4), 4)),
             " ".join(scenes.say("The {who} {does} {where}.") for _ in range(4)),
+            " ".join(bank.say(f"{{{queue}}}") for queue in QUEUES),
         ]
     return "\n\n".join(documents) + "\n"
 
@@ -314,8 +314,9 @@ def _files() -> Iterator[tuple[str, str]]:
             writer.writeheader()
             writer.writerows(rows)
             yield name, table.getvalue()
-    for name, count in (("train", 400), ("dev", 100), ("test", 100)):
-        yield f"{name}.conll", _tagged(name, count)
+    tagged = _tagged(600)
+    for name, part in ("train", tagged[:400]), ("dev", tagged[400:500]), ("test", tagged[500:]):
+        yield f"{name}.conll", "".join(part)
     for name, count in (("train", 120), ("dev", 30)):
         paragraphs = [{"context": text, "qas": qas} for text, qas in _people(name, count)]
         data = {"version": "v2.0", "data": [{"title": "People", "paragraphs": paragraphs}]}
