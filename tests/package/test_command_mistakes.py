@@ -138,6 +138,8 @@ def place(tmp_path_factory) -> Path:
         ("bench --rounds 1.5", "--rounds"),
         ("finetune bert train.tsv --batch-size 1.000", "--batch-size"),
         ("inspect-step bert 5.5 corpus", "STEP"),
+        ("predict classifier ''", "INPUTS"),
+        ("predict classifier train.tsv --out ''", "--out"),
         ("finetune bert train.tsv batch_size=1.000", "batch.n"),
         ("finetune bert train.tsv --until='1.000 steps'", "training.until"),
         ("search bert folder", "bert"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import bothways
 from bothways.cli import main as cli
 from bothways.cli.options import argument_text
 from bothways.core.errors import BothwaysError, ConfigError, DataError
@@ -113,6 +114,13 @@ def test_the_keyboard_is_announced(monkeypatch, capsys):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(typed))
         assert list(standard_input()) == [(1, "a film")]
         assert ("Ctrl-D" in capsys.readouterr().err) == terminal
+
+
+def test_an_empty_name_is_not_this_folder(place, monkeypatch):
+    monkeypatch.chdir(place / "classifier")
+    for open_it in (bothways.load, bothways.load_model, bothways.Index, local_path):
+        with pytest.raises(ConfigError, match="is empty"):
+            open_it("")
 
 
 def test_a_home_of_nobody_is_a_name_like_others(place, tmp_path, monkeypatch):

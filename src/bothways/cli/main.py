@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.exceptions import (
     ArgumentOrderError,
     CoercionError,
@@ -73,16 +73,22 @@ def _show_panel(console: Console, options: ConsoleOptions, panel: HelpPanel) -> 
     DefaultFormatter()(console, options, panel)
 
 
-def _check_whole(arguments: ArgumentCollection) -> None:
-    """Raise ConfigError for a whole number with a full stop, which the parser would round."""
+def _check_words(arguments: ArgumentCollection) -> None:
+    """Raise ConfigError for an empty word, and a whole number with a full stop.
+
+    The parser would take the first for this folder, and round the second.
+    """
     for argument in arguments:
-        for token in argument.tokens if isinstance(argument.value, int) else ():
-            if "." in token.value:
-                place = token.keyword or (argument.name or "").lstrip("-").upper()
+        for token in argument.tokens:
+            place = token.keyword or (argument.name or "").lstrip("-").upper()
+            if not token.value and token.implicit_value is UNSET:  # else a flag
+                fix = "Leave it out, or check the variable that gives it."
+                raise ConfigError("is empty", where=place, fix=fix)
+            if isinstance(argument.value, int) and "." in token.value:
                 raise ConfigError(f"{token.value!r} is not a whole number", where=place)
 
 
-_PARAMETERS = Group("Arguments and options", help_formatter=_show_panel, validator=_check_whole)
+_PARAMETERS = Group("Arguments and options", help_formatter=_show_panel, validator=_check_words)
 app = App(
     name="bothways",
     version=bothways.__version__,

@@ -57,7 +57,13 @@ def local_path(name: str | os.PathLike[str]) -> Path:
     """Return a path on this machine; ~ and ~user are home folders, as in a shell.
 
     Where there is no such user, the name stays as it is, where pathlib raises an error.
+
+    Raises:
+        ConfigError: the name is empty, which pathlib takes for the working folder.
     """
+    if not os.fspath(name):
+        fix = "Name one, or check the variable that gives it."
+        raise ConfigError("the name of a file or folder is empty", fix=fix)
     return Path(os.path.expanduser(name))
 
 
