@@ -81,7 +81,8 @@ def _check_words(arguments: ArgumentCollection) -> None:
     for argument in arguments:
         for token in argument.tokens:
             place = token.keyword or (argument.name or "").lstrip("-").upper()
-            if not token.value and token.implicit_value is UNSET:  # else a flag
+            flag = token.implicit_value is not UNSET
+            if not token.value and not flag and place != "--prompt":  # a prompt may be none
                 fix = "Leave it out, or check the variable that gives it."
                 raise ConfigError("is empty", where=place, fix=fix)
             if isinstance(argument.value, int) and "." in token.value:
