@@ -39,18 +39,24 @@ def test_fine_tuning_and_prediction_without_optional_packages(tmp_path):
     dev = write_tsv(tmp_path / "dev.tsv", make_examples(16, 1))
     texts = tmp_path / "texts.txt"
     texts.write_text("good bad\n", encoding="utf8")
+    domain = tmp_path / "domain.txt"
+    domain.write_text(
+        "\n\n".join(example.text for example in make_examples(200, 2)), encoding="utf8"
+    )
     lines = [
         f"finetune {model} --train {train} --dev {dev} --out {tuned} --epochs 1 --max-length 32",
         f"predict {tuned} {texts}",
         f"embed {tuned} {texts} --out {tmp_path / 'vectors.parquet'}",
         f"export {tuned} --out {tmp_path / 'exported'}",
+        f"adapt {model} {domain} --until 2steps --out {tmp_path / 'adapted'}",
     ]
     words = [sys.executable, "-c", CODE, json.dumps([line.split() for line in lines])]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    finetune, predict, embed, export = json.loads(done.stdout)
+    finetune, predict, embed, export, adapt = json.loads(done.stdout)
     assert finetune[0] == 0, finetune[2]
     assert not (tuned / "tensorboard").exists()
     assert not (tuned / "report.html").exists()
+    assert f"note: no {tuned / 'report.html'}" in finetune[2]
     assert predict[0] == 0, predict[2]
     assert predict[1].count("\n") == 1
     assert embed[0] == 2
@@ -59,3 +65,6 @@ def test_fine_tuning_and_prediction_without_optional_packages(tmp_path):
     assert export[0] == 2
     assert "needs the package 'onnx', which is not installed" in export[2]
     assert 'pip install "bothways[export]"' in export[2]
+    assert adapt[0] == 0, adapt[2]
+    assert adapt[2].count("report.html") == 1
+    assert f"note: no {tmp_path / 'adapted' / 'report.html'}" in adapt[2]

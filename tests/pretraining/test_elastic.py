@@ -103,7 +103,7 @@ def train(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loader, "_step", noted)
-        patch.setattr(pretraining_run, "installed", lambda *names: False)  # no page
+        patch.setattr(pretraining_run, "can_write", lambda *_: False)  # no page
         done = pretrain(config, corpus, folder, resume=True, on_event=interrupt)
     assert done.progress.steps == stop
     return done.training_module.trained_state(), read

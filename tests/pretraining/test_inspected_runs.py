@@ -108,7 +108,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_pages(monkeypatch) -> None:
-    monkeypatch.setattr(pretraining_run, "installed", lambda *packages: False)
+    monkeypatch.setattr(pretraining_run, "can_write", lambda *_: False)
     monkeypatch.setattr(checkpoint.errors, "installed", lambda *packages: False)
 
 

@@ -171,7 +171,9 @@ def adapt(
     say(output_console(), f"Are new words worth adding? {done.vocabulary.answer}")
     if done.new_head:
         say(output_console(), head_note(done.before))
-    write_stderr(f"The model is in {done.folder}. The report: {out / 'report.html'}")
+    page = out / "report.html"
+    report = f" The report: {page}" if page.exists() else ""
+    write_stderr(f"The model is in {done.folder}.{report}")
 
 
 @options.documented_by(bothways.distil)

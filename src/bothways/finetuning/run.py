@@ -25,10 +25,10 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten, require_choice
-from bothways.core.errors import Finding, argument, installed, places, render
+from bothways.core.errors import Finding, argument, places, render
 from bothways.core.files import local_path
 from bothways.core.progress import SILENT, Progress, track
-from bothways.core.report.html import metrics_html, write_html
+from bothways.core.report.html import can_write, metrics_html, write_html
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Sequence
 from bothways.core.terminal import result_line
@@ -431,14 +431,14 @@ def _measure_peak(
 
 def _write_report(run: prepare.PreparedRun, folder: Path, progress: Progress) -> None:
     """Write a report on the model's answers to the dev data."""
-    if not installed("matplotlib", "jinja2") or not is_analysed(run.data.task):
+    source, page = run.settings.sources["dev"], folder / "report.html"
+    if not is_analysed(run.data.task) or not can_write(page, progress):
         return
     task_model, data, settings = run.task_model, run.data, run.settings
     progress.stage("analysing each answer", len(data.dev))
     counts = PredictionCounts(on_count=progress.advance)
     analysis = analyse_encoded(task_model, labelled.dev_windows(data), counts=counts)
     progress.stage("writing the report")
-    source, page = settings.sources["dev"], folder / "report.html"
     facts = model_facts(folder, data.labels)
     write_html(analysis_report(task_model, analysis, str(folder), source, facts, settings), page)
 

@@ -29,6 +29,7 @@ from bothways.core.errors import DataError
 from bothways.core.files import make_folder, read_object, replace_text
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.report import sections as s
+from bothways.core.report.html import can_write
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
@@ -277,8 +278,9 @@ def adapt(  # noqa: PLR0913 – one option per question
     best = dataclasses.replace(start, start=str(done.folder))
     after_scores = _by_main(plan, lambda: scores_of(best, corpora, device, Part(progress, "after")))
     result = Adaptation(done, before_scores, after_scores, vocabulary, fresh)
-    if is_main(plan) and errors.installed("matplotlib", "jinja2"):  # in place of the run's page
-        page, used_device = out / "report.html", choose_device(device)
+    page = out / "report.html"
+    if is_main(plan) and can_write(page, SILENT):  # in place of the run's page
+        used_device = choose_device(device)
         write_run_page(page, start, done.metrics, done.progress, used_device, result.lead())
     return result
 

@@ -26,11 +26,11 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
-from bothways.core.errors import CheckpointError, ConfigError, DivergedError, installed
+from bothways.core.errors import CheckpointError, ConfigError, DivergedError
 from bothways.core.files import parse_object, read_utf8, replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report import sections as s
-from bothways.core.report.html import metrics_html, write_html
+from bothways.core.report.html import can_write, metrics_html, write_html
 from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
 from bothways.core.source import TrainingStep
 from bothways.core.terminal import result_line, write_stderr
@@ -199,8 +199,8 @@ def pretrain(
             return done
         if parallel.is_main(plan):
             _save(done, settings, corpora, folder)
-            if installed("matplotlib", "jinja2"):
-                write_run_page(folder / "report.html", settings, done.metrics, state, used_device)
+            if can_write(page := folder / "report.html", progress):
+                write_run_page(page, settings, done.metrics, state, used_device)
         return dataclasses.replace(done, folder=folder / "model")
 
 

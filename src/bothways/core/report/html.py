@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import assert_never
 
 from bothways.core.errors import installed, optional, os_errors
+from bothways.core.progress import Progress
 from bothways.core.report import sections
 from bothways.core.report.sections import Report, percentage, readable_number
 from bothways.core.report.terminal import as_table, table_cells
@@ -83,6 +84,14 @@ def metrics_html(
     table = sections.TableSection(title, [heading, *columns], rows)
     empty = Report("", "", "", ())  # the template is a page with macros
     return str(vars(_template().make_module({"report": empty}))["table"](table))
+
+
+def can_write(page: Path, progress: Progress) -> bool:
+    """Look for the packages of reports; where one is missing, a note says what is not written."""
+    found = installed("matplotlib", "jinja2")
+    if not found:
+        progress.message(f'note: no {page}, which needs pip install "bothways[report]"')
+    return found
 
 
 def write_html(report: Report, file: Path) -> None:
