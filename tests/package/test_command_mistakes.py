@@ -15,11 +15,8 @@ from bothways.cli import main as cli
 from bothways.cli.main import explain_mistake, rename_options
 from bothways.cli.options import stop_saved, training
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError, render
-from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import LabelHead, PoolerHead
-from bothways.model.model import Model
 from commands import run_line
-from toy_folder import make_examples, make_folder, write_tsv
+from toy_folder import make_examples, make_folder, save_classifier, write_tsv
 
 
 def mistake(line: str) -> tuple[str | None, str]:
@@ -113,9 +110,7 @@ def test_the_command_prints_the_message(line, message, monkeypatch, capsys):
 def place(tmp_path_factory) -> Path:
     """A pre-trained model, a classifier, and data."""
     folder = tmp_path_factory.mktemp("first")
-    loaded = load_model(make_folder(folder / "bert", dropout=0.0))
-    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
-    save_model(folder / "classifier", model, loaded.tokenizer(), labels=("neg", "pos"))
+    save_classifier(folder / "classifier", make_folder(folder / "bert", dropout=0.0))
     write_tsv(folder / "train.tsv", make_examples(16, 0))
     for name in ("empty.tsv", "packed.tsv.gz"):
         (folder / name).touch()
