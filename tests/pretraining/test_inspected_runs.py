@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 import bothways
 from bothways.core.errors import CheckpointError, ConfigError
-from bothways.data.corpus import Corpus, write_corpus
-from bothways.data.documents import Document
+from bothways.data.corpus import Corpus
 from bothways.data.loader import ExampleBudget, TokenRamp
 from bothways.data.segments import FullSentences
 from bothways.model.config import Dropouts
@@ -36,6 +35,7 @@ from bothways.training.run import Event, Target, Training
 from bothways.training.schedules import WSD, Duration, Hours, Linear, Steps, Tokens
 from bothways.training.trackers import STEPS, recorded_steps
 from commands import run_line
+from toy_corpora import write_texts
 from toy_folder import make_folder
 from toy_training import enter_ranks, on_ranks
 
@@ -52,9 +52,8 @@ def run(corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(corpus, tmp_path_factory) -> Corpus:
-    documents = [Document("the dog sleeps. " * (n + 1), f"other:{n}") for n in range(40)]
     folder = tmp_path_factory.mktemp("other") / "corpus"
-    return write_corpus(documents, corpus.tokenizer, folder, workers=1)
+    return write_texts(folder, corpus.tokenizer, ("the dog sleeps. " * n for n in range(1, 41)))
 
 
 @pytest.mark.parametrize(("step", "began"), [(1, 0), (6, 5)])
