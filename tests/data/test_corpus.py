@@ -433,12 +433,6 @@ def test_a_full_disk(tmp_path, tokenizer, monkeypatch, writes):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_a_place_that_cannot_be_written(tmp_path, tokenizer):
-    (tmp_path / "file").touch()
-    with pytest.raises(ResourceError, match="cannot be written"):
-        write_corpus([], tokenizer, tmp_path / "file" / "c")
-
-
 BROKEN = '{"text": "fine"}\n{"text": \n'
 
 

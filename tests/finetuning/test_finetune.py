@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed import TCPStore
 
 from bothways.core.config import reader as configs
-from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, ResourceError
+from bothways.core.errors import BothwaysError, ConfigError, FolderError, ResourceError
 from bothways.core.report.sections import readable_number
 from bothways.finetuning import run as fitting
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
@@ -276,13 +276,6 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path):
     (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
     with pytest.raises(ConfigError, match=r"^bothways\.json\.length: 'long' is given"):
         open_task(str(tmp_path / "model"))
-
-
-def test_unseen_labels_stop_an_evaluation(done, tmp_path):
-    (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood\tpos\nrain\twet\n")
-    classifier = open_task(str(done[1]))
-    with pytest.raises(DataError, match=r"dev\.tsv:3: label 'wet' is not among the model's 2"):
-        classifier.evaluate(classifier.read(str(tmp_path / "dev.tsv"), labelled=True))
 
 
 def test_two_ranks_do_what_one_does(files, tmp_path):

@@ -3,7 +3,6 @@
 import errno
 import os
 import shlex
-import socket
 import sys
 from pathlib import Path
 
@@ -319,13 +318,3 @@ def test_the_home_folder_is_found_where_the_shell_leaves_it_to_us(word, path, mo
     monkeypatch.setattr(sys, "argv", ["bothways", word, "--text=a~/b", "~"])
     cli.main()
     assert given == [path, "--text=a~/b", "~"]
-
-
-def test_a_port_in_use_is_one_message():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        message = rf"^127\.0\.0\.1:{port}: cannot be listened on: Addr"
-        with pytest.raises(BothwaysError, match=message):
-            run_line("serve", "bert", f"--port={port}")
