@@ -16,6 +16,7 @@ import pytest
 from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.models import example_ranges
+from running_server import answer, refusal
 from toy_predictors import TASKS, TEXTS, predictor
 
 NAMES = (
@@ -33,18 +34,6 @@ def application(folder: Path) -> App:
 def client(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=60) as client:
         yield client
-
-
-def answer(client: httpx.Client, path: str, body: Any) -> Any:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def refusal(client: httpx.Client, path: str, body: Any) -> tuple[int, str, str, str]:
-    response = client.post(path, json=body)
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"], error["message"]
 
 
 REQUESTS: dict[str, dict[str, Any]] = {

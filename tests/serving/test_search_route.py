@@ -22,7 +22,7 @@ from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.routes import document
 from bothways.serving.run import Deployment, named_indexes, named_models
-from running_server import running
+from running_server import answer, refusal, running
 from toy_masked import make_masked
 from toy_predictors import TEXTS, predictor
 
@@ -69,9 +69,7 @@ def client(url: str) -> Iterator[httpx.Client]:
 
 
 def search(client: httpx.Client, **body: Any) -> Any:
-    response = client.post("/search", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answer(client, "/search", body)
 
 
 @pytest.mark.parametrize("mode", ["vectors", "bm25", "hybrid"])
@@ -80,10 +78,10 @@ def test_hits_are_those_of_the_library(
     client: httpx.Client, films: Path, ranker: Predictor, mode: Any, rerank: str | None
 ) -> None:
     asked = {"top": 4, "mode": mode, "depth": 7}
-    answer = search(client, query=QUERIES, index="films", rerank=rerank, **asked)
+    response = search(client, query=QUERIES, index="films", rerank=rerank, **asked)
     expected = bothways.search(films, QUERIES, rerank=rerank and ranker, **asked)
-    assert (answer["index"], answer["version"]) == ("films", 1)
-    for query, result, hits in zip(QUERIES, answer["results"], expected, strict=True):
+    assert (response["index"], response["version"]) == ("films", 1)
+    for query, result, hits in zip(QUERIES, response["results"], expected, strict=True):
         assert result["query"] == query
         assert [hit["id"] for hit in result["hits"]] == [hit.id for hit in hits]
         scores = [hit.score for hit in hits]
@@ -126,9 +124,7 @@ def test_an_index_is_chosen_and_described(client: httpx.Client) -> None:
     ],
 )  # fmt: skip
 def test_refusals(client: httpx.Client, body: Any, refused: Any) -> None:
-    response = client.post("/search", json=body)
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == refused
+    assert refusal(client, "/search", body)[:3] == refused
 
 
 def test_a_server_without_an_index(model: str, application: App) -> None:
@@ -183,8 +179,8 @@ def test_searches_while_the_index_changes(tmp_path: Path, model: str) -> None:
             for n in range(4):
                 bothways.build_index([f"a dog {n}"], out=folder)
         found = [task.result() for task in searches]
-    for answer in found:
-        assert len(answer["results"][0]["hits"]) == answer["version"]
+    for each in found:
+        assert len(each["results"][0]["hits"]) == each["version"]
 
 
 def test_searches_that_would_wait_too_long_are_refused(
