@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -33,10 +34,15 @@ WIDTH = 70  # no multiple of 64
 RECORD = IndexRecord("model", "digest", WIDTH, True, "fp32")
 
 
+@functools.cache
+def vector_of(text: str) -> np.ndarray:
+    """A unit vector of a text, which is its own seed."""
+    row = np.random.default_rng([*text.encode()]).standard_normal(WIDTH)
+    return (row / np.linalg.norm(row)).astype(np.float32)
+
+
 def embed(texts: Iterable[str]) -> np.ndarray:
-    """A unit vector of each text, which is its own seed."""
-    rows = [np.random.default_rng([*text.encode()]).standard_normal(WIDTH) for text in texts]
-    return np.stack([row / np.linalg.norm(row) for row in rows]).astype(np.float32)
+    return np.stack([*map(vector_of, texts)])
 
 
 def add(
@@ -57,7 +63,7 @@ def expected(documents: Mapping[str, str], query: str, k: int = 5) -> list[Hit]:
     """Hits by brute force in float64."""
     (vector,) = embed([query]).astype(float)
     scores = {
-        name: float(np.float32((embed([text])[0] * vector).sum()))
+        name: float(np.float32((vector_of(text) * vector).sum()))
         for name, text in documents.items()
     }
     order = sorted(scores, key=lambda name: (scores[name], name), reverse=True)[:k]
