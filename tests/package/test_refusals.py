@@ -1,8 +1,6 @@
 """Settings and data that are refused where they are declared: one error with its place, for each."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ EMBED = SentenceEmbeddingTask
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(tmp_path_factory) -> Tokenizer:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
@@ -38,13 +36,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         (lambda: Corpora.of({}, None), None),
     ],
 )
-def test_it_is_refused_with_its_place(call: Callable[[], Any], where: str | None) -> None:
+def test_it_is_refused_with_its_place(call, where):
     with pytest.raises(BothwaysError) as caught:
         call()
     assert caught.value.where == where
 
 
-def test_a_tokenizer_needs_a_text_and_room_for_a_token(tokenizer: Tokenizer) -> None:
+def test_a_tokenizer_needs_a_text_and_room_for_a_token(tokenizer):
     with pytest.raises(BothwaysError, match="there is no text"):
         tokenizer.batch([])
     with pytest.raises(BothwaysError) as caught:
@@ -52,6 +50,6 @@ def test_a_tokenizer_needs_a_text_and_room_for_a_token(tokenizer: Tokenizer) -> 
     assert caught.value.where == "length"
 
 
-def test_an_estimator_needs_labels() -> None:
+def test_an_estimator_needs_labels():
     with pytest.raises(ValueError, match="requires y"):
         Classifier("model").fit(["a text"], None)
