@@ -19,9 +19,10 @@ from bothways.hub.convert.tensorflow import read_tensorflow
 from bothways.hub.model_folder import load_model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
-from bundle_writer import field, varint, write_checkpoint
+from bundle_writer import write_checkpoint
 from commands import run_line
 from model_folders import VOCAB, assert_same_outputs, outputs, peer_outputs, text
+from protobuf_writer import field, varint
 from random_weights import perturb
 
 WORDS = [*SPECIALS, "the", "cat", "##s", *(f"[unused{at}]" for at in range(VOCAB - 8))]
