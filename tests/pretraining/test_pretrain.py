@@ -421,6 +421,19 @@ def test_a_page_shows_the_course_of_a_run(corpus, tmp_path):
     assert loss.baselines == {"unigram baseline": done.metrics["unigram/loss/masked"]}
 
 
+def test_last_record_that_was_cut_is_skipped_with_a_note(tmp_path, capsys):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "lo')
+    assert read_records(file) == [{"step": 1}]
+    assert f"{file}: skipped line 2" in capsys.readouterr().err
+    file.write_text('{"step": 1}\n{"step": 2}')
+    assert read_records(file) == [{"step": 1}, {"step": 2}]
+    assert not capsys.readouterr().err
+    file.write_text('{"step": 1\n{"step": 2}\n')
+    with pytest.raises(CheckpointError):
+        read_records(file)
+
+
 def test_a_phase_may_have_segments_of_its_own(corpus, tmp_path):
     phases = (PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(64, 0.5))
     config = settings(corpus, 8, {"report": Steps(1)}, phases=phases, batch=ExampleBudget(8))
