@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,8 @@ from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.sentence_embedding.vectors import retrieval
 from bothways.training.loop import VectorStep
 from bothways.training.parallel import Single
-from bothways.training.run import Event
 from toy_folder import BAD, FILLERS, GOOD, make_folder
-from toy_training import enter_ranks, on_ranks
+from toy_training import enter_ranks, on_ranks, signal_at
 
 FAST: dict[str, Any] = {"device": "cpu", "lr": 3e-3, "batch": 16, "length": 16}
 
@@ -208,15 +206,11 @@ def test_data_that_cannot_be_learned_is_refused(rows, words, model):
 
 
 def test_a_run_in_a_folder_ends_with_a_model_and_goes_on(model, tmp_path):
-    def interrupt(event: Event) -> None:
-        if (event.kind, event.progress.steps) == ("step", 3):
-            signal.raise_signal(signal.SIGINT)
-
     def run(name: str, **options: Any) -> Any:
         options = {"out": tmp_path / name, "until": "8 steps", **FAST, **options}
         return bothways.finetune(model, pairs(64, 0), pairs(20, 1), "embed", **options)
 
-    whole, stopped = run("whole"), run("run", on_event=interrupt)
+    whole, stopped = run("whole"), run("run", on_event=signal_at(3))
     assert (stopped.finished, stopped.progress.steps) == (False, 3)
     assert run("run", resume=True).metrics == whole.metrics
     expected, actual = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning import run as finetuning
 from bothways.model.heads import MaskedHead
 from bothways.prediction.static_distillation import frequency_weights
-from bothways.training.run import Event
 from family_tasks import encoder_of, tokenizer_of
 from odd_texts import odd_texts
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
+from toy_training import signal_at
 
 KEPT = ("[PAD]", "[UNK]", *GOOD, *BAD, *FILLERS)
 SENTENCES = [example.text for example in make_examples(12, 0)]
@@ -161,12 +160,7 @@ def test_static_model_is_trained_by_the_losses_of_vectors(place, tmp_path):
     ).predictor()
     np.testing.assert_allclose(small.encode(texts), trained.encode(texts), atol=1e-4)
     options = {"out": tmp_path / "stopped", "epochs": 4, **common}
-
-    def interrupt(event: Event) -> None:
-        if (event.kind, event.progress.steps) == ("step", 3):
-            signal.raise_signal(signal.SIGINT)
-
-    stopped = bothways.finetune(place / "out", rows, rows, on_event=interrupt, **options)
+    stopped = bothways.finetune(place / "out", rows, rows, on_event=signal_at(3), **options)
     assert not stopped.finished
     resumed = bothways.finetune(place / "out", rows, rows, resume=True, **options)
     np.testing.assert_array_equal(resumed.predictor().encode(texts), trained.encode(texts))

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -31,13 +30,13 @@ from bothways.pretraining.inspect_step import Repeat, repeat_step
 from bothways.pretraining.run import pretrain
 from bothways.training import checkpoint, loop
 from bothways.training.optimizers import AdamW
-from bothways.training.run import Event, Target, Training
+from bothways.training.run import Target, Training
 from bothways.training.schedules import WSD, Duration, Hours, Linear, Steps, Tokens
 from bothways.training.trackers import STEPS, recorded_steps
 from commands import run_line
 from toy_corpora import write_texts
 from toy_folder import make_folder
-from toy_training import enter_ranks, on_ranks
+from toy_training import enter_ranks, on_ranks, signal_at
 
 
 @pytest.fixture(scope="module")
@@ -179,10 +178,6 @@ def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_p
     """The rates of its first session are those of the shorter run."""
     folder = tmp_path / "run"
 
-    def stop(event: Event) -> None:
-        if event.kind == "step" and event.progress.steps == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     settings = settings_for(corpus, Hours(1.5 * SECOND))
     training = dataclasses.replace(settings.training, schedule=Linear(0.3))
     settings = dataclasses.replace(settings, training=training)
@@ -190,7 +185,7 @@ def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_p
     longer = dataclasses.replace(settings, training=training)
     with monkeypatch.context() as patch:
         ticking(patch)
-        pretrain(settings, corpus, folder, device="cpu", on_event=stop)
+        pretrain(settings, corpus, folder, device="cpu", on_event=signal_at(7, signal.SIGTERM))
         before = recorded_steps(folder).copy()
         pretrain(longer, corpus, folder, device="cpu", resume=True)
     assert len(before) == 7
