@@ -191,17 +191,12 @@ def test_every_flaw_is_in_one_message(files, tmp_path):
     )
     with pytest.raises(BothwaysError) as caught:
         finetune(settings, tmp_path / "run", device="cpu")
-    message = str(caught.value)
-    assert "4 errors must be corrected before training:" in message
-    assert (
-        "length: sequences of 64 tokens are longer than the model's 32 positions. Set it to 32 or less."
-        in message
-    )
-    assert f"1 example has an empty text: {tmp_path}/train.csv:3" in message
-    assert f"1 example has no label (empty, null or NaN): {tmp_path}/train.csv:4" in message
-    assert (
-        f"1 label of dev examples has no training example: {tmp_path}/dev.csv:2 ('odd')" in message
-    )
+    message = str(caught.value).replace(str(tmp_path), "")
+    for part in (
+        "4 errors", "length: sequences of 64 tokens", "32 positions", "empty text: /train.csv:3",
+        "no label (empty, null or NaN): /train.csv:4", "no training example: /dev.csv:2 ('odd')",
+    ):  # fmt: skip
+        assert part in message
     assert not list((tmp_path / "run").glob("step-*"))
 
 
