@@ -4,33 +4,20 @@ import pytest
 
 from bothways.core.errors import ConfigError
 from bothways.core.progress import Part, shown_progress, track
-
-
-class _Record:
-    def __init__(self) -> None:
-        self.lines: list[object] = []
-
-    def stage(self, name: str, total: float | int | None = None) -> None:
-        self.lines.append((name, total))
-
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        self.lines.append(done)
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
+from heard_progress import Heard
 
 
 def test_tracked_items_report_their_number():
-    record = _Record()
-    assert list(track("abcde", record, "reading", interval=2)) == list("abcde")
-    assert record.lines == [("reading", 5), 0, 2, 4, 5]
+    heard = Heard()
+    assert list(track("abcde", heard, "reading", interval=2)) == list("abcde")
+    assert heard.stages == [("reading", 5, [0, 2, 4, 5])]
 
 
 def test_notes_come_first(capsys):
-    record = _Record()
-    with shown_progress(record, ["note: a", "note: b"]) as reporter:
+    heard = Heard()
+    with shown_progress(heard, ["note: a", "note: b"]) as reporter:
         reporter.message("begun")
-    assert record.lines == ["note: a", "note: b", "begun"]
+    assert heard.messages == ["note: a", "note: b", "begun"]
     for progress in (True, False):
         with shown_progress(progress, ["note: a"]):
             pass
@@ -40,12 +27,12 @@ def test_notes_come_first(capsys):
 
 
 def test_parts_of_a_job_give_a_warning_once():
-    record, said = _Record(), set[str]()
+    heard, said = Heard(), set[str]()
     for name in ("a", "b"):
-        part = Part(record, name, said)
+        part = Part(heard, name, said)
         for text in ("warning: all alike", "note: alike, too", f"note: {name}", "step 1"):
             part.message(text)
-    assert record.lines == [
+    assert heard.messages == [
         "a: warning: all alike",
         "a: note: alike, too",
         "a: note: a",

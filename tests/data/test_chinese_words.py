@@ -14,9 +14,8 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError, Resource
 from bothways.core.source import Cursor, rng
 from bothways.data import shards
 from bothways.data.cleaning.config import Cleaning
-from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import CorpusSource
-from bothways.data.documents import Document
 from bothways.data.masking import Masking, NGrams, Spans, Vocabulary, WholeWords, mask_tokens
 from bothways.data.segments import FullSentences, NextSentence
 from bothways.data.sentences import Words, encode_words, unpack_words, words_name
@@ -24,6 +23,7 @@ from bothways.objectives.masked_lm import MaskedLM
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS, ByteBPE, Unigram, train_vocabulary
 from commands import run_line
+from toy_corpora import write_texts
 
 DIVIDED = [
     "他 来到 了 网易 杭研 大厦 。 研究 生命 的 起源 。",
@@ -101,8 +101,7 @@ def test_tokens_of_other_tokenizers_belong_to_the_word_of_their_first_character(
 def build(
     folder: Path, tokenizer: Tokenizer, words: Words | None, texts: list[str], **more: Any
 ) -> Corpus:
-    documents = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
-    return write_corpus(documents, tokenizer, folder, words=words, workers=1, **more)
+    return write_texts(folder, tokenizer, texts, words=words, **more)
 
 
 def test_a_corpus_with_words_has_the_same_tokens_and_one_bit_for_each(

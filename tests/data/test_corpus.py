@@ -34,6 +34,7 @@ from bothways.data.shards import first_occurrences
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
 from child_processes import assert_they_end, children
+from heard_progress import Heard
 
 WORDS = [
     "the", "cat", "dog", "sat", "ran", "mat", "house", "unhappiness", "don't", "3.5", "U.S.",
@@ -432,12 +433,6 @@ def test_a_full_disk(tmp_path, tokenizer, monkeypatch, writes):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_a_place_that_cannot_be_written(tmp_path, tokenizer):
-    (tmp_path / "file").touch()
-    with pytest.raises(ResourceError, match="cannot be written"):
-        write_corpus([], tokenizer, tmp_path / "file" / "c")
-
-
 BROKEN = '{"text": "fine"}\n{"text": \n'
 
 
@@ -724,13 +719,6 @@ def test_the_cleaning_is_an_option_with_settings_and_is_shown(tmp_path, tokenize
 
 
 def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokenizer):
-    notes: list[str] = []
-
-    class Notes(Each):
-        def message(self, text: str) -> None:
-            notes.append(text)
-
-    progress = Notes(lambda _: None)
     documents = [Document(f"Das ist ein Satz, der {n} ist.", "made") for n in range(5)]
     words = read(Cleaning, {"stop_words": {}})
     english = [Document("The cat sat on the mat of the dog.", "made")]
@@ -739,13 +727,14 @@ def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokeni
         ("de", ["stop_words is a list for en: it leaves out no document in de."]),
         ("auto", [f"{share}language=CODE."]),
     ):
-        notes.clear()
-        folder = tmp_path / language
+        heard, folder = Heard(), tmp_path / language
         write_corpus(
             [*documents, *english], tokenizer, folder, language=language, cleaning=words,
-            workers=1, progress=progress,
+            workers=1, progress=heard,
         )  # fmt: skip
-        assert [note[: len(text)] for note, text in zip(notes, expected, strict=True)] == expected
+        assert [
+            note[: len(text)] for note, text in zip(heard.messages, expected, strict=True)
+        ] == expected
     with pytest.raises(DataError, match="left out all 6 documents: word_count 6"):
         write_corpus(
             [*documents, *english], tokenizer, tmp_path / "c", cleaning=make_cleaning("gopher")

@@ -20,6 +20,7 @@ from bothways.finetuning.few_shot import MOST_PAIRS, check_few_shot, pair_module
 from bothways.tasks.sentence_embedding.losses import TextTargets
 from commands import run_line
 from toy_folder import make_examples, make_rows, write_tsv
+from toy_training import signal_at
 
 FAST: dict[str, Any] = {"recipe": "few-shot", "device": "cpu", "lr": 3e-3, "length": 16}
 SMALL = {"progress": False, "few_shot": {"pairs": 4}}
@@ -89,10 +90,7 @@ def test_a_command_writes_a_folder_that_predicts_the_same(model, tmp_path, capsy
 def test_a_stopped_run_ends_as_an_unbroken_one(model, tmp_path):
     data, results = {"train": make_rows(24, 0), "dev": make_rows(16, 1)}, []
 
-    def stop(event: Any) -> None:
-        if event.kind == "step" and event.progress.steps == 3:
-            signal.raise_signal(signal.SIGTERM)
-
+    stop = signal_at(3, signal.SIGTERM)
     for folder, on_event in (("unbroken", print), ("stopped", stop)):
         settings = {**FAST, **SMALL, "out": tmp_path / folder}
         done = bothways.finetune(model, **data, **settings, on_event=on_event)

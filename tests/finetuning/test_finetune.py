@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed import TCPStore
 
 from bothways.core.config import reader as configs
-from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, ResourceError
+from bothways.core.errors import BothwaysError, ConfigError, FolderError, ResourceError
 from bothways.core.report.sections import readable_number
 from bothways.finetuning import run as fitting
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
@@ -191,17 +191,12 @@ def test_every_flaw_is_in_one_message(files, tmp_path):
     )
     with pytest.raises(BothwaysError) as caught:
         finetune(settings, tmp_path / "run", device="cpu")
-    message = str(caught.value)
-    assert "4 errors must be corrected before training:" in message
-    assert (
-        "length: sequences of 64 tokens are longer than the model's 32 positions. Set it to 32 or less."
-        in message
-    )
-    assert f"1 example has an empty text: {tmp_path}/train.csv:3" in message
-    assert f"1 example has no label (empty, null or NaN): {tmp_path}/train.csv:4" in message
-    assert (
-        f"1 label of dev examples has no training example: {tmp_path}/dev.csv:2 ('odd')" in message
-    )
+    message = str(caught.value).replace(str(tmp_path), "")
+    for part in (
+        "4 errors", "length: sequences of 64 tokens", "32 positions", "empty text: /train.csv:3",
+        "no label (empty, null or NaN): /train.csv:4", "no training example: /dev.csv:2 ('odd')",
+    ):  # fmt: skip
+        assert part in message
     assert not list((tmp_path / "run").glob("step-*"))
 
 
@@ -276,13 +271,6 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path):
     (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
     with pytest.raises(ConfigError, match=r"^bothways\.json\.length: 'long' is given"):
         open_task(str(tmp_path / "model"))
-
-
-def test_unseen_labels_stop_an_evaluation(done, tmp_path):
-    (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood\tpos\nrain\twet\n")
-    classifier = open_task(str(done[1]))
-    with pytest.raises(DataError, match=r"dev\.tsv:3: label 'wet' is not among the model's 2"):
-        classifier.evaluate(classifier.read(str(tmp_path / "dev.tsv"), labelled=True))
 
 
 def test_two_ranks_do_what_one_does(files, tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,7 +38,7 @@ FAST = dataclasses.replace(
 
 
 @pytest.fixture
-def settings(folder: Path, tmp_path: Path) -> FinetuneConfig:
+def settings(folder, tmp_path) -> FinetuneConfig:
     return file_settings(folder, tmp_path, 96, 40, training=FAST, lora=LoRA(rank=2, alpha=4.0))
 
 
@@ -55,7 +53,7 @@ def moved(module: nn.Module) -> None:
     ("stacked", "changed"), [(1, (0,)), (3, (0, 1, 2)), (3, (0, 2)), (2, (0, 1))]
 )
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_formula_of_the_paper(stacked: int, changed: tuple[int, ...], bias: bool) -> None:
+def test_the_formula_of_the_paper(stacked, changed, bias):
     """h = W₀ x + (α / r) · B A x (Hu et al. 2021, equation 3), for each of the stacked matrices."""
     torch.manual_seed(stacked + len(changed))
     linear = nn.Linear(10, 6 * stacked, bias).double()
@@ -79,7 +77,7 @@ def test_the_formula_of_the_paper(stacked: int, changed: tuple[int, ...], bias: 
     ("name", "lora"),
     in_turn([(name,) for name in SHAPES], [LoRA(2), LoRA(3, matrices="query_value")], [*SHAPES]),
 )
-def test_each_family_is_changed_and_merged(name: str, lora: LoRA) -> None:
+def test_each_family_is_changed_and_merged(name, lora):
     config = SHAPES[name]
     torch.manual_seed(0)
     if not isinstance(config, EncoderConfig):
@@ -113,7 +111,7 @@ def test_each_family_is_changed_and_merged(name: str, lora: LoRA) -> None:
     assert ends <= low if lora.matrices == "query_value" else ends >= every
 
 
-def test_a_run_saves_a_usual_folder(settings: FinetuneConfig, folder: Path, tmp_path: Path) -> None:
+def test_a_run_saves_a_usual_folder(settings, folder, tmp_path):
     done = finetune(settings, tmp_path / "run", device="cpu")
     assert done.metrics["accuracy"] > 0.9
     start, end = (
@@ -139,9 +137,7 @@ def test_a_run_saves_a_usual_folder(settings: FinetuneConfig, folder: Path, tmp_
     )
 
 
-def test_a_broken_run_ends_where_an_unbroken_one_does(
-    settings: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_run_ends_where_an_unbroken_one_does(settings, tmp_path, monkeypatch):
     brief = dataclasses.replace(FAST, until=Steps(8), evaluate=Steps(4))
     settings = dataclasses.replace(settings, training=brief)
     whole = finetune(settings, tmp_path / "whole", device="cpu")
@@ -155,7 +151,7 @@ def test_a_broken_run_ends_where_an_unbroken_one_does(
     assert all(torch.equal(value, expected[key]) for key, value in state.items())
 
 
-def test_settings_on_the_command_line(settings: FinetuneConfig, tmp_path: Path) -> None:
+def test_settings_on_the_command_line(settings, tmp_path):
     run_line(
         "finetune", settings.model, settings.train, "--out", tmp_path / "run", "--device", "cpu",
         "lora.rank=4", "lora.matrices=query_value", "training.until=2 steps", "length=16",
@@ -165,9 +161,7 @@ def test_settings_on_the_command_line(settings: FinetuneConfig, tmp_path: Path) 
     assert "lr = 0.003" in written  # ten times the usual rate of this width
 
 
-def test_the_forecast_of_memory_counts_what_is_trained(
-    settings: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_forecast_of_memory_counts_what_is_trained(settings, monkeypatch):
     loads = []
     real = machine.check_machine
     monkeypatch.setattr(
@@ -184,7 +178,7 @@ def test_the_forecast_of_memory_counts_what_is_trained(
     assert full.gradients == full.weights
 
 
-def test_frozen_parts_have_no_changes() -> None:
+def test_frozen_parts_have_no_changes():
     model = Model(SHAPES["no dropout"], (PoolerHead(), LabelHead(2)))
     add_changes(model, LoRA(), 0, frozen=2)
     blocks = [
@@ -213,20 +207,20 @@ def test_frozen_parts_have_no_changes() -> None:
         ),
     ],
 )
-def test_settings_that_are_refused(build: Callable[[], object], message: str) -> None:
+def test_settings_that_are_refused(build, message):
     assert FinetuneConfig(lora=LoRA(), task=SentenceEmbeddingTask()).lora == LoRA()
     with pytest.raises(ConfigError, match=f"^{message}"):
         build()
 
 
-def test_random_weights_are_refused(tmp_path: Path) -> None:
+def test_random_weights_are_refused(tmp_path):
     config = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
     method = FinetuneConfig(FAST, 16, lora=LoRA())
     with pytest.raises(ConfigError, match=r"^lora: keeps the encoder's weights"):
         fit_task(config, make_data(tmp_path, 40), method, device="cpu")
 
 
-def test_lora_rate_is_ten_times_that_of_all_weights() -> None:
+def test_lora_rate_is_ten_times_that_of_all_weights():
     """Hu et al. 2021, table 9: 4e-4 and 5e-4 for RoBERTa base."""
     assert default_rate(preset("bert-base"), lora=LoRA()) == 5e-4
     assert default_rate(preset("bert-base")) == 5e-5

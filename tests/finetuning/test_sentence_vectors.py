@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,13 @@ from bothways.tasks.sentence_embedding.losses import (
     SupervisedContrastive,
     TeacherKL,
     TextTargets,
-    VectorLoss,
 )
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.sentence_embedding.vectors import retrieval
 from bothways.training.loop import VectorStep
 from bothways.training.parallel import Single
-from bothways.training.run import Event
 from toy_folder import BAD, FILLERS, GOOD, make_folder
-from toy_training import enter_ranks, on_ranks
+from toy_training import enter_ranks, on_ranks, signal_at
 
 FAST: dict[str, Any] = {"device": "cpu", "lr": 3e-3, "batch": 16, "length": 16}
 
@@ -102,7 +99,7 @@ FORMS: dict[str, Any] = {
         for form in FORMS
     ],
 )
-def test_each_form_of_data_is_learned_and_saved(form: str, model: Path, tmp_path: Path) -> None:
+def test_each_form_of_data_is_learned_and_saved(form, model, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     make, loss, metric = FORMS[form]
@@ -121,9 +118,7 @@ def test_each_form_of_data_is_learned_and_saved(form: str, model: Path, tmp_path
 
 @pytest.mark.parametrize("loss", [InBatchSoftmax(directions="all"), None])
 @pytest.mark.parametrize("tokens", [1, 40, 100])
-def test_gradients_of_microbatches_are_those_of_one_graph(
-    model: Path, loss: VectorLoss | None, tokens: int
-) -> None:
+def test_gradients_of_microbatches_are_those_of_one_graph(model, loss, tokens):
     """With dropout: both draw the same in each microbatch."""
     opened = load_model(model)
     task = SentenceEmbeddingTask(loss=loss or InBatchSoftmax(), widths=() if loss else (32, 8))
@@ -176,7 +171,7 @@ def finetune_on_rank(
     bothways.finetune(base, pairs(64, 0), None, "embed", out=out, **options)
 
 
-def test_two_ranks_compare_the_texts_of_both(tmp_path: Path) -> None:
+def test_two_ranks_compare_the_texts_of_both(tmp_path):
     base = str(make_folder(tmp_path / "bert", dropout=0.0))
     options = {**FAST, "until": "3 steps", "lr": 1e-3}
     alone = bothways.finetune(base, pairs(64, 0), None, "embed", **options)
@@ -205,21 +200,17 @@ def test_two_ranks_compare_the_texts_of_both(tmp_path: Path) -> None:
         ([{**row, "scores": [1.0]} for row in taught(4, 0)], "scores for"),
     ],
 )
-def test_data_that_cannot_be_learned_is_refused(rows: Any, words: str, model: Path) -> None:
+def test_data_that_cannot_be_learned_is_refused(rows, words, model):
     with pytest.raises(BothwaysError, match=words):
         bothways.finetune(model, rows, None, "embed", epochs=1, **FAST)
 
 
-def test_a_run_in_a_folder_ends_with_a_model_and_goes_on(model: Path, tmp_path: Path) -> None:
-    def interrupt(event: Event) -> None:
-        if (event.kind, event.progress.steps) == ("step", 3):
-            signal.raise_signal(signal.SIGINT)
-
+def test_a_run_in_a_folder_ends_with_a_model_and_goes_on(model, tmp_path):
     def run(name: str, **options: Any) -> Any:
         options = {"out": tmp_path / name, "until": "8 steps", **FAST, **options}
         return bothways.finetune(model, pairs(64, 0), pairs(20, 1), "embed", **options)
 
-    whole, stopped = run("whole"), run("run", on_event=interrupt)
+    whole, stopped = run("whole"), run("run", on_event=signal_at(3))
     assert (stopped.finished, stopped.progress.steps) == (False, 3)
     assert run("run", resume=True).metrics == whole.metrics
     expected, actual = (
@@ -229,7 +220,7 @@ def test_a_run_in_a_folder_ends_with_a_model_and_goes_on(model: Path, tmp_path: 
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_scores_beyond_a_cosine_and_classes_of_pairs_are_refused(model: Path) -> None:
+def test_scores_beyond_a_cosine_and_classes_of_pairs_are_refused(model):
     for loss, rows, words in (
         (CosineRegression(), scored(8, 0), "up to 5"),
         (SupervisedContrastive(), scored(8, 0), "second text beside the class"),
@@ -244,7 +235,7 @@ def test_scores_beyond_a_cosine_and_classes_of_pairs_are_refused(model: Path) ->
     assert any("softmax does not read" in str(finding) for finding in read.findings)
 
 
-def test_dev_data_of_another_form_decides_the_metric(model: Path, tmp_path: Path) -> None:
+def test_dev_data_of_another_form_decides_the_metric(model, tmp_path):
     result = bothways.finetune(model, pairs(32, 0), scored(20, 1), "embed", epochs=1, **FAST)
     assert result.settings.metric in (None, "spearman")
     assert result.metrics["spearman"] == pytest.approx(
@@ -255,7 +246,7 @@ def test_dev_data_of_another_form_decides_the_metric(model: Path, tmp_path: Path
     assert found.keys() == {"ndcg@10", "mrr@10", "map"}
 
 
-def test_a_batch_of_one_has_nothing_to_compare(model: Path) -> None:
+def test_a_batch_of_one_has_nothing_to_compare(model):
     options = {**FAST, "batch": 1, "until": "1 steps"}
     with pytest.raises(ConfigError, match="has one") as caught:
         bothways.finetune(model, pairs(8, 0), None, "embed", **options)
@@ -265,7 +256,7 @@ def test_a_batch_of_one_has_nothing_to_compare(model: Path) -> None:
     bothways.finetune(model, taught(8, 0), None, task, **options)
 
 
-def test_prompts_go_by_the_side_of_a_text(model: Path) -> None:
+def test_prompts_go_by_the_side_of_a_text(model):
     opened = load_model(model)
     task = SentenceEmbeddingTask(prompts={"query": "good ", "document": "bad "})
     bound = task.bind(opened.model, opened.tokenizer(), (), 16)
@@ -276,7 +267,7 @@ def test_prompts_go_by_the_side_of_a_text(model: Path) -> None:
     assert actual == [ids.tolist() for ids in expected]
 
 
-def test_retrieval_is_that_of_scikit_learn(model: Path) -> None:
+def test_retrieval_is_that_of_scikit_learn(model):
     from sklearn.metrics import ndcg_score
 
     task = SentenceEmbeddingTask(loss=InBatchSoftmax())
@@ -293,7 +284,7 @@ def test_retrieval_is_that_of_scikit_learn(model: Path) -> None:
     assert metrics["ndcg@10"] == pytest.approx(ndcg_score(labels, scores, k=10), abs=1e-6)
 
 
-def test_columns_are_found_by_their_names() -> None:
+def test_columns_are_found_by_their_names():
     task = SentenceEmbeddingTask()
     row = {"query": "a", "pos": ["b", "c"], "neg": ["d"]}
     example = task.example(row)
@@ -306,7 +297,7 @@ def test_columns_are_found_by_their_names() -> None:
         task.example({"query": "a", "pos": "b", "neg": "c", "scores": [10**400, 1]})
 
 
-def test_a_guide_reads_the_texts_once_and_belongs_to_the_run(model: Path, tmp_path: Path) -> None:
+def test_a_guide_reads_the_texts_once_and_belongs_to_the_run(model, tmp_path):
     guide = make_folder(tmp_path / "guide", seed=7)
     unguided = bothways.finetune(model, pairs(48, 0), None, "embed", epochs=1, **FAST)
 
@@ -327,7 +318,7 @@ def test_a_guide_reads_the_texts_once_and_belongs_to_the_run(model: Path, tmp_pa
         run(0.0, out=tmp_path / "run", resume=True)
 
 
-def test_each_text_has_its_vector_of_the_guide(model: Path) -> None:
+def test_each_text_has_its_vector_of_the_guide(model):
     opened = load_model(model)
     task = SentenceEmbeddingTask(long_texts="windows")
     rows = [*with_negatives(5, 3), {"anchor": "old men " * 12, "positive": "rain"}]
@@ -343,7 +334,7 @@ def test_each_text_has_its_vector_of_the_guide(model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_low_rank_changes_of_several_seeds(model: Path, tmp_path: Path) -> None:
+def test_low_rank_changes_of_several_seeds(model, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     for name, rows in (("train", pairs(96, 0)), ("dev", pairs(40, 1))):
@@ -382,7 +373,7 @@ def beir_folder(folder: Path, rows: list[dict[str, Any]]) -> Path:
     return folder
 
 
-def test_a_folder_of_beirs_form_is_training_data(model: Path, tmp_path: Path) -> None:
+def test_a_folder_of_beirs_form_is_training_data(model, tmp_path):
     rows = pairs(60, 0)
     grades = beir_folder(tmp_path / "beir", rows) / "qrels"
     read = [*SentenceEmbeddingTask().read(str(grades / "dev.tsv")).examples]

@@ -16,6 +16,7 @@ from bothways.model.families.weight_names import to_file_names
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from random_weights import perturb
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 STEMS = {"post": "Bert", "pre": "MegatronBert"}
@@ -63,10 +64,7 @@ def peer(config: EncoderConfig, name: str, **settings: object) -> nn.Module:
         **settings,
     )
     model: nn.Module = getattr(transformers, stem + name)(theirs)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model
+    return perturb(model, 0.15)
 
 
 def ours(peer: nn.Module, config: EncoderConfig, heads: tuple[Head, ...]) -> Model:

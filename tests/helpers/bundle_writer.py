@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protobuf_writer import field, varint
+
 MAGIC = 0xDB4775248B80FB57
 TYPES = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}
 
@@ -32,20 +34,6 @@ def masked_crc(data: bytes) -> int:
         crc = _ROWS[(crc ^ byte) & 255] ^ crc >> 8
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
-
-
-def varint(number: int) -> bytes:
-    out = b""
-    while number > 127:
-        out += bytes([number & 127 | 128])
-        number >>= 7
-    return out + bytes([number])
-
-
-def field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, bytes):
-        return varint(number << 3 | 2) + varint(len(value)) + value
-    return varint(number << 3) + varint(value)
 
 
 def shape_of(*sizes: int) -> bytes:

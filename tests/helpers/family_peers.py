@@ -22,6 +22,7 @@ from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.text.trainers import Unigram, train_vocabulary
 from drawn_settings import draw_settings
+from random_weights import perturb
 from spread import first_of
 
 SPECIALS = {"bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"}
@@ -81,10 +82,7 @@ def peer(family: Family, architecture: Architecture, seed: int, dropout: float =
     model: nn.Module = cls(
         cls.config_class(**draw_settings(family.model_type, seed, dropout), **named)
     )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model
+    return perturb(model, 0.15)
 
 
 def outputs(model: Model, batch: Batch) -> list[Tensor]:

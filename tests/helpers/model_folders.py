@@ -16,6 +16,7 @@ from bothways.model.config import EncoderConfig, PostNorm, PreNorm
 from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from random_weights import perturb
 from spread import in_turn
 
 VOCAB, WIDTH, LENGTHS = 60, 16, [5, 9, 2]
@@ -47,10 +48,7 @@ def peer(stem: str, name: str) -> Any:
         label2id={"no": 0, "maybe": 1, "yes": 2},
     )
     model = getattr(transformers, stem + name)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return perturb(model, 0.2)
 
 
 def folder_of(
@@ -77,11 +75,7 @@ def own(name: str, stem: str = "Bert") -> Model:
         order=ORDERS[stem],
         activation="gelu_tanh",
     )
-    model = Model(config, CLASSES[name])
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.eval()
+    return perturb(Model(config, CLASSES[name]), 0.2).eval()
 
 
 def outputs(model: Model) -> list[Tensor]:

@@ -6,6 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import httpx
 
 from bothways.serving.app import App
 from bothways.serving.run import Server, bind, url_of
@@ -51,6 +54,20 @@ def running(application: App) -> Iterator[str]:
             yield url
         finally:
             server.should_exit = True
+
+
+def answer(client: httpx.Client, path: str, body: Any) -> Any:
+    """The JSON of an answer without an error."""
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refusal(client: httpx.Client, path: str, body: Any) -> tuple[int, str, str | None, str]:
+    """The status, code, field and message of an error."""
+    response = client.post(path, json=body)
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"], error["message"]
 
 
 def connect(url: str) -> socket.socket:

@@ -5,22 +5,14 @@ import random
 from pathlib import Path
 
 import pyarrow
-import torch
 from pyarrow import parquet
 
-from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import LabelHead, PoolerHead
-from bothways.model.model import Model
-from toy_folder import FILLERS, make_folder
+from toy_folder import FILLERS, make_folder, save_classifier
 
 
 def make_classifier(folder: Path) -> Path:
     """Return the folder of a classifier of two labels, with random weights."""
-    loaded = load_model(make_folder(folder / "bert"))
-    torch.manual_seed(1)
-    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
-    save_model(folder / "classifier", model, loaded.tokenizer(), labels=("neg", "pos"))
-    return folder / "classifier"
+    return save_classifier(folder / "classifier", make_folder(folder / "bert"))
 
 
 def make_rows(count: int, seed: int = 0) -> list[dict[str, object]]:

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import torch
 
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, label
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.model import Model
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
@@ -56,6 +60,24 @@ def make_folder(
     )
     BertForPreTraining(config).save_pretrained(folder)
     make_tokenizer(folder).save(folder)
+    return folder
+
+
+def save_classifier(
+    folder: Path,
+    bert: Path,
+    labels: tuple[str, ...] = ("neg", "pos"),
+    *,
+    change: Callable[[Model], object] = lambda model: None,
+    **options: Any,
+) -> Path:
+    """The encoder of a folder with a label head at random, changed before it is saved."""
+    loaded = load_model(bert)
+    torch.manual_seed(1)
+    heads = (PoolerHead(), LabelHead(len(labels)))
+    model = Model(loaded.model.config, heads, loaded.model.encoder)
+    change(model)
+    save_model(folder, model, loaded.tokenizer(), labels=labels, **options)
     return folder
 
 

@@ -1,5 +1,6 @@
 """A small random model with a masked head, ours and the same one in transformers, and texts at random."""
 
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ import torch
 
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig, Readout
-from bothways.model.heads import MaskedHead
+from bothways.model.families import gpt
+from bothways.model.heads import MaskedHead, NextTokenHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
+from random_weights import perturb
 from toy_task import VOCABULARY, make_text, make_tokenizer
 
 MASK = VOCABULARY.index("[MASK]")
@@ -33,14 +36,28 @@ def make_masked(
         readout=Readout(shifted=shifted),
     )  # fmt: skip
     model, tokenizer = Model(config, (MaskedHead(),)), make_tokenizer(folder / "tokenizer")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    save_model(folder / "model", model, tokenizer)
+    save_model(folder / "model", perturb(model, 0.1), tokenizer)
     theirs = transformers.BertForMaskedLM.from_pretrained(
         folder / "model", dtype=torch.float64
     ).eval()
     return model, tokenizer, theirs
+
+
+def make_causal(folder: Path, positions: int = 512) -> tuple[Tokenizer, Any]:
+    """A tokenizer, and transformers' GPT in float64; ours is in the folder."""
+    import transformers
+
+    torch.manual_seed(1)
+    config = dataclasses.replace(
+        gpt.base(), vocab=len(VOCABULARY), width=16, depth=2, heads=2, intermediate_size=64,
+        position=dataclasses.replace(gpt.base().position, max_positions=positions),
+    )  # fmt: skip
+    model, tokenizer = Model(config, (NextTokenHead(),)), make_tokenizer(folder / "tokenizer")
+    save_model(folder / "model", perturb(model, 0.3), tokenizer)
+    theirs = transformers.OpenAIGPTLMHeadModel.from_pretrained(
+        folder / "model", dtype=torch.float64
+    ).eval()
+    return tokenizer, theirs
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Steps
 from toy_pretraining import small_run
+from toy_training import stop_at
 
 SIZE = 50
 VOCABULARY = Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) > 40, 4, counts=np.arange(SIZE))
@@ -52,11 +53,6 @@ def short_run(
 
 def stop_and_resume(config: PretrainConfig, corpus: Corpus, folder: Path) -> PretrainResult:
     """The result of a run that stops after its checkpoint at step 2, and is resumed."""
-
-    def stop(event: Any) -> None:
-        if event.kind == "checkpoint" and event.progress.steps == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        pretrain(config, corpus, folder, on_event=stop)
+    with pytest.raises(InterruptedError):
+        pretrain(config, corpus, folder, on_event=stop_at(2))
     return pretrain(config, corpus, folder, resume=True)

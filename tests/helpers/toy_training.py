@@ -394,6 +394,16 @@ def stop_at(step: int, kind: str = "checkpoint") -> Callable[[Event], None]:
     return stop
 
 
+def signal_at(step: int, number: int = signal.SIGINT) -> Callable[[Event], None]:
+    """A listener that sends this process a signal after a step."""
+
+    def send(event: Event) -> None:
+        if event.kind == "step" and event.progress.steps == step:
+            signal.raise_signal(number)
+
+    return send
+
+
 def metric_lines(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

@@ -24,6 +24,7 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from commands import run_line
 from drawn_settings import draw_settings
+from random_weights import perturb
 from spread import in_turn
 from toy_folder import make_examples, make_folder, write_tsv
 
@@ -42,15 +43,8 @@ def make_base(folder: Path, kind: str = "bert", name: str = "AutoModel", **setti
     config = transformers.AutoConfig.for_model(kind, **{**draw_settings(kind, 0, 0.0), **settings})
     config.pad_token_id = 0
     model = getattr(transformers, name).from_config(config)
-    moved(model)
-    model.save_pretrained(folder)
+    perturb(model, 0.1).save_pretrained(folder)
     return folder
-
-
-def moved(module: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
 def make_adapter(base: Path, folder: Path, name: str, **settings: Any) -> nn.Module:
@@ -267,7 +261,7 @@ def test_written_adapter_equals_peft(kind, matrices, tmp_path):
     heads = (LabelHead(3),) if kind != "bert" else (PoolerHead(), LabelHead(3))
     model = Model(loaded.model.config, heads, loaded.model.encoder)
     model.kept = loaded.model.kept
-    moved(model.heads)
+    perturb(model.heads, 0.1)
     lora = LoRA(3, 5.0, matrices)
     add_random_changes(model, lora)
     adapter = TrainedAdapter(str(base), lora.alpha / lora.rank, merge_changes(model))

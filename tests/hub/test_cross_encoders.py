@@ -10,13 +10,11 @@ import torch
 
 import bothways
 from bothways.core.errors import FolderError
-from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.model_folder import load_model
 from bothways.hub.sentence_transformers import read_program_config
-from bothways.model.heads import LabelHead, PoolerHead
-from bothways.model.model import Model
 from closeness import assert_close
 from commands import run_line
-from toy_folder import make_folder
+from toy_folder import make_folder, save_classifier
 
 QUERY = "the old film"
 DOCUMENTS = ["a good play", "it ends", " ".join(["two men in rain"] * 8), "bad", "bad"]
@@ -28,11 +26,8 @@ IDENTITY = "torch.nn.modules.linear.Identity"
 def plain(tmp_path_factory) -> Path:
     """A classifier with one output, as transformers knows it."""
     place = tmp_path_factory.mktemp("cross")
-    loaded = load_model(make_folder(place / "bert", initializer_range=0.3))
-    torch.manual_seed(3)
-    heads = (PoolerHead(), LabelHead(1))
-    model = Model(loaded.model.config, heads, loaded.model.encoder)
-    save_model(place / "plain", model, loaded.tokenizer(), labels=("LABEL_0",))
+    bert = make_folder(place / "bert", initializer_range=0.3)
+    save_classifier(place / "plain", bert, ("LABEL_0",))
     (place / "plain" / "bothways.json").unlink()
     return place / "plain"
 
@@ -107,11 +102,8 @@ def test_a_plain_classifier_with_one_output_is_a_reranker_by_name(plain):
 
 
 def test_a_cross_encoder_with_classes_is_a_classifier(plain, tmp_path):
-    loaded = load_model(plain)
-    heads = (PoolerHead(), LabelHead(3))
-    model = Model(loaded.model.config, heads, loaded.model.encoder)
-    save_model(tmp_path / "three", model, loaded.tokenizer(), labels=("a", "b", "c"))
-    folder = newest(tmp_path / "three", tmp_path / "nli")
+    three = save_classifier(tmp_path / "three", plain, ("a", "b", "c"))
+    folder = newest(three, tmp_path / "nli")
     opened = bothways.load(folder)
     assert opened.task_model.task.name == "classify"
     expected = torch.tensor(theirs(folder).predict([("it ends", "bad")])[0]).softmax(0)

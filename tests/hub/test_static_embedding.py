@@ -48,7 +48,7 @@ def make_folder(folder: Path, *, max_length: int | None = None, dense: bool = Fa
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_length": 6}, {"dense": True}])
-def test_vectors_equal_sentence_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_vectors_equal_sentence_transformers(changes, tmp_path):
     folder = make_folder(tmp_path / "static", **changes)
     reference = sentence_transformer(folder)
     embed = bothways.load(folder)
@@ -67,7 +67,7 @@ def test_vectors_equal_sentence_transformers(changes: dict[str, Any], tmp_path: 
     np.testing.assert_array_equal(copy.encode(TEXTS), embed.encode(TEXTS))
 
 
-def test_rows_of_model2vec_are_shared_and_weighted(tmp_path: Path) -> None:
+def test_rows_of_model2vec_are_shared_and_weighted(tmp_path):
     folder = make_folder(tmp_path / "static")
     (file,) = folder.rglob("model.safetensors")
     table = load_file(file)["embedding.weight"]
@@ -77,7 +77,7 @@ def test_rows_of_model2vec_are_shared_and_weighted(tmp_path: Path) -> None:
     np.testing.assert_allclose(bothways.load(folder).encode(TEXTS), expected, rtol=0, atol=1e-6)
 
 
-def test_other_uses_are_refused(tmp_path: Path) -> None:
+def test_other_uses_are_refused(tmp_path):
     folder = make_folder(tmp_path / "static")
     with pytest.raises(FolderError) as caught:
         bothways.finetune(folder, [{"text": "a cat", "label": "x"}] * 4, epochs=1)

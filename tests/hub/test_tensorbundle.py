@@ -14,18 +14,8 @@ from torch import Tensor
 
 from bothways.core.errors import FolderError, ResourceError
 from bothways.hub.convert.tensorflow import open_bundle
-from bundle_writer import (
-    MAGIC,
-    Table,
-    entry,
-    field,
-    header,
-    masked_crc,
-    shape_of,
-    table,
-    varint,
-    write_checkpoint,
-)
+from bundle_writer import MAGIC, Table, entry, header, masked_crc, shape_of, table, write_checkpoint
+from protobuf_writer import field, varint
 
 REAL_INDEX = (
     "AAAGCAEaAggBAAEPYggKEgQSAggCKAI1X7DOgQAFEWVtcHR5CAESBhIAEgIIBCACNdjqgqIAAxVmMTYIExIIEgIIAhICCAIgAigINeBlr7MBAg"

@@ -19,9 +19,11 @@ from bothways.hub.convert.tensorflow import read_tensorflow
 from bothways.hub.model_folder import load_model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
-from bundle_writer import field, varint, write_checkpoint
+from bundle_writer import write_checkpoint
 from commands import run_line
 from model_folders import VOCAB, assert_same_outputs, outputs, peer_outputs, text
+from protobuf_writer import field, varint
+from random_weights import perturb
 
 WORDS = [*SPECIALS, "the", "cat", "##s", *(f"[unused{at}]" for at in range(VOCAB - 8))]
 Variables = dict[str, NDArray[Any]]
@@ -30,10 +32,7 @@ Variables = dict[str, NDArray[Any]]
 def stirred(model: Any) -> Any:
     """Every parameter moved away from where it starts."""
     torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.eval()
+    return perturb(model, 0.2).eval()
 
 
 def variables(state: Mapping[str, Tensor], *changes: tuple[str, str]) -> Variables:

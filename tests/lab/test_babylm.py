@@ -1,6 +1,5 @@
 """BabyLM's evaluation: every form of its data scored as transformers in float64 scores it, for checkpoints in order."""
 
-import dataclasses
 import json
 import random
 from pathlib import Path
@@ -10,15 +9,11 @@ import pytest
 import torch
 
 from bothways.core.errors import DataError, FolderError
-from bothways.hub.model_folder import save_model
 from bothways.lab.babylm import evaluate_run, find_checkpoints, find_suites
-from bothways.model.families import gpt
-from bothways.model.heads import NextTokenHead
-from bothways.model.model import Model
 from commands import run_line
 from heard_progress import Heard
-from toy_masked import log_probabilities, make_masked, make_masked_text
-from toy_task import VOCABULARY, make_tokenizer
+from toy_masked import log_probabilities, make_causal, make_masked, make_masked_text
+from toy_task import VOCABULARY
 
 MASK, POSITIONS = VOCABULARY.index("[MASK]"), 16
 
@@ -56,19 +51,7 @@ def scored(request, tmp_path_factory) -> tuple:
 
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "causal":
-        torch.manual_seed(1)
-        config = dataclasses.replace(
-            gpt.base(), vocab=len(VOCABULARY), width=16, depth=2, heads=2, intermediate_size=64,
-            position=dataclasses.replace(gpt.base().position, max_positions=POSITIONS),
-        )  # fmt: skip
-        tokenizer, model = make_tokenizer(folder / "tokenizer"), Model(config, (NextTokenHead(),))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-        save_model(folder / "model", model, tokenizer)
-        right = transformers.OpenAIGPTLMHeadModel.from_pretrained(
-            folder / "model", dtype=torch.double
-        ).eval()
+        tokenizer, right = make_causal(folder, POSITIONS)
         masked = None
     else:
         _, tokenizer, masked = make_masked(

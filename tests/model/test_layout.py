@@ -1,11 +1,22 @@
-"""What must hold of every layout."""
+"""What must hold of every layout, and typed access to the targets of a batch."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from bothways.core.batch import EQUAL, LOOSE, Layout, RectanglePolicy, cut_to_predict
+from bothways.core.batch import (
+    EQUAL,
+    LOOSE,
+    LabelTargets,
+    Layout,
+    RectanglePolicy,
+    TokenTargets,
+    cut_to_predict,
+    pack,
+)
+from bothways.core.source import Sequence
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 30), st.integers(200, 400)), min_size=1, max_size=12)
 
@@ -105,3 +116,15 @@ def test_predictions_on_a_cpu_pad_nothing():
     layout = Layout.of([3, 3, 4, 2, 2], cut_to_predict(torch.device("cpu")))
     assert [(part.rows, part.longest) for part in layout.rectangles] == [(2, 3), (1, 4), (2, 2)]
     assert cut_to_predict(torch.device("cuda")) == LOOSE
+
+
+def test_targets_are_read_by_name_and_type():
+    target = TokenTargets(np.array([1]), np.array([7]))
+    sequence = Sequence(np.arange(3, dtype=np.int32), np.zeros(3, np.int8), {"masked": target})
+    assert sequence.target("masked", TokenTargets) is target
+    batch = pack([sequence])
+    assert batch.target("masked", TokenTargets).ids.tolist() == [7]
+    with pytest.raises(TypeError, match="'masked' are TokenTargets, not LabelTargets"):
+        batch.target("masked", LabelTargets)
+    with pytest.raises(KeyError):
+        batch.target("pair", LabelTargets)

@@ -19,8 +19,7 @@ from bothways.core.batch import Batch, Layout, pack
 from bothways.core.config import reader
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.source import Sequence
-from bothways.data.corpus import Corpus, write_corpus
-from bothways.data.documents import Document
+from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
@@ -45,7 +44,8 @@ from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.training.loop import weighted_sum
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Linear
-from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
+from toy_corpora import write_films
+from toy_folder import VOCABULARY, make_folder
 from toy_objective import draw_sequences
 from toy_training import void
 
@@ -318,12 +318,7 @@ def teacher(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Corpus:
-    folder = tmp_path_factory.mktemp("distilled")
-    documents = (
-        Document(". ".join(example.text for example in make_examples(6, number)) + ".", str(number))
-        for number in range(60)
-    )
-    return write_corpus(documents, make_tokenizer(folder / "t"), folder / "c", workers=1)
+    return write_films(tmp_path_factory.mktemp("distilled") / "c")
 
 
 SHORT = (

@@ -10,9 +10,8 @@ from torch.nn import functional as F
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.source import Cursor, Sequence
-from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import CorpusSource
-from bothways.data.documents import Document
 from bothways.data.masking import Chosen, Masking, Spans
 from bothways.data.segments import NextSentence, PairPlan, SentenceOrder
 from bothways.hub.model_folder import load_model
@@ -28,6 +27,7 @@ from bothways.objectives.span_boundary import (
 )
 from bothways.pretraining.build import vocabulary_of
 from bothways.pretraining.run import pretrain
+from toy_corpora import write_texts
 from toy_objective import SIZE, draw_sequences, short_run, stop_and_resume
 
 
@@ -68,11 +68,11 @@ def test_long_pairs_are_cut_to_the_length(corpus):
 def lone(corpus, tmp_path) -> Corpus:
     """Documents of one sentence."""
     words = ["cat", "dog", "owl", "fox"]
-    documents = [
-        Document(f"The {a} sees the {b} {'now ' * n}.", f"made:{n}")
+    texts = (
+        f"The {a} sees the {b} {'now ' * n}."
         for n, (a, b) in enumerate(itertools.product(words, words))
-    ]
-    return write_corpus(documents, corpus.tokenizer, tmp_path / "lone", workers=1)
+    )
+    return write_texts(tmp_path / "lone", corpus.tokenizer, texts)
 
 
 def test_a_sentence_alone_is_split_dropped_or_paired(lone):

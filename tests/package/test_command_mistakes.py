@@ -3,7 +3,6 @@
 import errno
 import os
 import shlex
-import socket
 import sys
 from pathlib import Path
 
@@ -15,11 +14,8 @@ from bothways.cli import main as cli
 from bothways.cli.main import explain_mistake, rename_options
 from bothways.cli.options import stop_saved, training
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError, render
-from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import LabelHead, PoolerHead
-from bothways.model.model import Model
 from commands import run_line
-from toy_folder import make_examples, make_folder, write_tsv
+from toy_folder import make_examples, make_folder, save_classifier, write_tsv
 
 
 def mistake(line: str) -> tuple[str | None, str]:
@@ -113,9 +109,7 @@ def test_the_command_prints_the_message(line, message, monkeypatch, capsys):
 def place(tmp_path_factory) -> Path:
     """A pre-trained model, a classifier, and data."""
     folder = tmp_path_factory.mktemp("first")
-    loaded = load_model(make_folder(folder / "bert", dropout=0.0))
-    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
-    save_model(folder / "classifier", model, loaded.tokenizer(), labels=("neg", "pos"))
+    save_classifier(folder / "classifier", make_folder(folder / "bert", dropout=0.0))
     write_tsv(folder / "train.tsv", make_examples(16, 0))
     for name in ("empty.tsv", "packed.tsv.gz"):
         (folder / name).touch()
@@ -326,13 +320,3 @@ def test_the_home_folder_is_found_where_the_shell_leaves_it_to_us(word, path, mo
     monkeypatch.setattr(sys, "argv", ["bothways", word, "--text=a~/b", "~"])
     cli.main()
     assert given == [path, "--text=a~/b", "~"]
-
-
-def test_a_port_in_use_is_one_message():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        message = rf"^127\.0\.0\.1:{port}: cannot be listened on: Addr"
-        with pytest.raises(BothwaysError, match=message):
-            run_line("serve", "bert", f"--port={port}")

@@ -5,7 +5,6 @@ BOTHWAYS_TEST_DEVICE=cpu runs the same tests on the processor, which shows that 
 
 import copy
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -26,12 +25,12 @@ from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.model import Model
 from bothways.model.positions import Rotary
 from bothways.serving.app import app
-from bothways.training.run import Event
 from commands import run_line
 from running_server import running
 from small_models import LENGTHS, SHAPES, SMALL, batch_for
 from toy_folder import make_examples, make_folder
 from toy_predictors import TASKS, predictor
+from toy_training import signal_at
 
 DEVICE = os.environ.get("BOTHWAYS_TEST_DEVICE", "cuda")
 pytestmark = [
@@ -133,12 +132,6 @@ def test_a_server_answers(tmp_path):
     assert found == [each.label for each in predictor(folder, "classify")(texts)]
 
 
-def stop(event: Event) -> None:
-    """Ctrl-C in the middle of the training."""
-    if (event.kind, event.progress.steps) == ("step", 4):
-        signal.raise_signal(signal.SIGINT)
-
-
 @pytest.mark.parametrize("objective", ["masked_lm", "replaced_tokens", "gpt_bert"])
 def test_pre_training_goes_on_after_a_stop(objective, corpus, tmp_path):
     def train(name: str, **more: Any) -> Any:
@@ -148,7 +141,7 @@ def test_pre_training_goes_on_after_a_stop(objective, corpus, tmp_path):
         )  # fmt: skip
 
     whole = train("whole")
-    train("parts", on_event=stop)
+    train("parts", on_event=signal_at(4))
     assert not (tmp_path / "parts" / "model").exists()
     parts = train("parts", resume=True)
     assert parts.progress.steps == whole.progress.steps == 8

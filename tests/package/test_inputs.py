@@ -13,22 +13,16 @@ from bothways.cli.options import argument_text
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.core.files import local_path
 from bothways.data.text_io import standard_input
-from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import LabelHead, PoolerHead
-from bothways.model.model import Model
 from commands import run_line
-from toy_folder import make_folder
+from toy_folder import make_folder, save_classifier
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     """A classifier that was trained on the column "review", and two files."""
     folder = tmp_path_factory.mktemp("inputs")
-    loaded = load_model(make_folder(folder / "bert", dropout=0.0))
-    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
     record = {"task": {"kind": "classify", "columns": {"text": "review", "label": "label"}}}
-    options = {"labels": ("neg", "pos"), "extra": record}
-    save_model(folder / "classifier", model, loaded.tokenizer(), **options)
+    save_classifier(folder / "classifier", make_folder(folder / "bert"), extra=record)
     (folder / "new 1.txt").write_text("a good film\n")
     (folder / "new 2.txt").write_text("a bad play\n")
     return folder

@@ -10,13 +10,10 @@ import torch
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import LabelHead
-from bothways.model.model import Model
 from bothways.tasks.base import softmax
 from bothways.tasks.metrics import sigmoid
 from heard_progress import Heard
-from toy_folder import make_examples, make_folder
+from toy_folder import make_examples, make_folder, save_classifier
 
 LABELS = ("neg", "odd", "pos")
 TEXTS = [example.text for example in make_examples(400, 5)]
@@ -24,16 +21,14 @@ TEXTS = [example.text for example in make_examples(400, 5)]
 
 def classifier(folder: Path, problem: Any, **extra: Any) -> Path:
     """A folder with a random head that is too sure."""
-    loaded = load_model(make_folder(folder / "bert"))
-    torch.manual_seed(1)
-    model = Model(loaded.model.config, (LabelHead(3),), loaded.model.encoder)
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def sharpen(model):
         model.heads["labels"].dense.weight.mul_(40)
         model.heads["labels"].dense.bias.copy_(torch.tensor([0.5, -0.5, 1.0]))
-    save_model(
-        folder / "own", model, loaded.tokenizer(), labels=LABELS, problem=problem, extra=extra
-    )
-    return folder / "own"
+
+    bert, record = make_folder(folder / "bert"), {"problem": problem, "extra": extra}
+    return save_classifier(folder / "own", bert, LABELS, change=sharpen, **record)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from bothways.core.config import reader as configs
-from bothways.data.corpus import write_corpus
-from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
@@ -22,6 +20,7 @@ from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.schedules import Steps
 from family_tasks import ours, pairs, question, saved, theirs
+from toy_corpora import write_texts
 from toy_task import fit_task
 
 PAIR = TextExample("ape bee", "cat dog")
@@ -106,6 +105,6 @@ def test_a_tokenizer_that_is_written_again_lists_the_same(tmp_path):
 def test_a_corpus_tells_segments_apart_whoever_its_tokenizer_is_from(tmp_path):
     """The model that is trained on it says whether it takes them."""
     folder = folder_of("bert", tmp_path / "flat", "input_ids", "attention_mask")
-    documents = [Document("ape bee cat. dog elk.", "made here")]
-    corpus = write_corpus(documents, Tokenizer.load(folder), tmp_path / "corpus", workers=1)
+    texts = ["ape bee cat. dog elk."]
+    corpus = write_texts(tmp_path / "corpus", Tokenizer.load(folder), texts)
     assert segments(corpus.tokenizer) == (0, 1)

@@ -20,12 +20,12 @@ TEXTS = [f"{a} {b} {c}" for a, b, c in itertools.product(GOOD + BAD, FILLERS[1:9
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("model") / "bert")
 
 
 @pytest.fixture(scope="module")
-def index(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def index(model, tmp_path_factory) -> Any:
     folder = tmp_path_factory.mktemp("place") / "index"
     return bothways.build_index(TEXTS, model, folder, bm25=True, device="cpu", progress=False)
 
@@ -47,9 +47,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     [{}, {"margin": None}, {"margin": None, "absolute_margin": 0.1}, {"margin": 0.2, "skip": 2}],
     ids=str,
 )
-def test_negatives_are_those_of_a_search_by_hand(
-    settings: dict[str, Any], index: Any, model: Path, tmp_path: Path
-) -> None:
+def test_negatives_are_those_of_a_search_by_hand(settings, index, model, tmp_path):
     rows = [*pairs(8), {"anchor": TEXTS[0], "positive": [TEXTS[1], TEXTS[2]]}]
     rows.append({"anchor": TEXTS[0], "positive": TEXTS[5]})  # of one query, in two rows
     done = bothways.mine(
@@ -81,7 +79,7 @@ def test_negatives_are_those_of_a_search_by_hand(
     assert done.negatives == sum(len(line["negative"]) for line in lines(done.file))
 
 
-def test_random_ones_and_those_of_bm25_are_no_positives(index: Any, tmp_path: Path) -> None:
+def test_random_ones_and_those_of_bm25_are_no_positives(index, tmp_path):
     rows = pairs(6)
     for name, options in (
         ("random", {"choose": "random", "depth": 40, "margin": None}),
@@ -95,7 +93,7 @@ def test_random_ones_and_those_of_bm25_are_no_positives(index: Any, tmp_path: Pa
                 assert all({*row["anchor"].split()} & {*text.split()} for text in mined["negative"])
 
 
-def test_a_stopped_run_goes_on(index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on(index, tmp_path, monkeypatch):
     monkeypatch.setattr(mining, "WINDOW", 4)
     rows, options = pairs(14), {"choose": "random", "progress": False}
     whole = bothways.mine(rows, index, tmp_path / "whole.jsonl", **options)
@@ -143,9 +141,7 @@ def test_a_stopped_run_goes_on(index: Any, tmp_path: Path, monkeypatch: pytest.M
     ]  # fmt: skip
 
 
-def test_a_command_that_was_stopped_at_once_has_kept_nothing(
-    index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_that_was_stopped_at_once_has_kept_nothing(index, tmp_path, monkeypatch, capsys):
     (tmp_path / "pairs.jsonl").write_text("")  # is next to the output, and no part of it
 
     def stop(*arguments: Any, **options: Any) -> Any:
@@ -158,9 +154,7 @@ def test_a_command_that_was_stopped_at_once_has_kept_nothing(
     assert "Nothing is finished, and nothing is left behind." in capsys.readouterr().err
 
 
-def test_the_command_trains_what_it_mines(
-    index: Any, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_what_it_mines(index, model, tmp_path, capsys):
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs(20)))
     out = tmp_path / "hard.jsonl"
     inputs = (tmp_path / "pairs.jsonl", "--index", index.folder)
@@ -186,13 +180,13 @@ def test_the_command_trains_what_it_mines(
     ],
 )
 def test_what_cannot_be_mined_is_refused(
-    rows: Any,
-    options: dict[str, Any],
-    error: type[BothwaysError],
-    where: str,
-    index: Any,
-    tmp_path: Path,
-) -> None:
+    rows,
+    options,
+    error,
+    where,
+    index,
+    tmp_path,
+):
     out = tmp_path / options.pop("out", "out.jsonl")
     with pytest.raises(error) as caught:
         bothways.mine(rows, index, out, progress=False, **options)

@@ -1,6 +1,5 @@
 """Suites of minimal pairs: every pair as transformers in float64 scores it, counted by phenomenon and its columns."""
 
-import dataclasses
 import gzip
 import json
 import random
@@ -11,16 +10,12 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError, DataError, FolderError
-from bothways.hub.model_folder import save_model
-from bothways.model.families import gpt
-from bothways.model.heads import NextTokenHead
-from bothways.model.model import Model
 from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
 from bothways.text.tokenizer import Tokenizer
 from commands import run_line
-from toy_masked import log_probabilities, make_masked, make_masked_text
-from toy_task import VOCABULARY, make_tokenizer
+from toy_masked import log_probabilities, make_causal, make_masked, make_masked_text
+from toy_task import VOCABULARY
 
 MASK = VOCABULARY.index("[MASK]")
 
@@ -66,24 +61,11 @@ def causal_likelihood(theirs: object, words: list[list[int]]) -> float:
 @pytest.fixture(scope="module", params=["masked", "causal"])
 def scored(request, tmp_path_factory) -> tuple:
     """A model folder, its reference, and the likelihood by the reference."""
-    import transformers
-
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "masked":
         _, tokenizer, theirs = make_masked(folder)
         return folder / "model", tokenizer, theirs, masked_likelihood
-    torch.manual_seed(1)
-    config = dataclasses.replace(
-        gpt.base(), vocab=len(VOCABULARY), width=16, depth=2, heads=2, intermediate_size=64
-    )
-    tokenizer = make_tokenizer(folder / "tokenizer")
-    model = Model(config, (NextTokenHead(),))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    save_model(folder / "model", model, tokenizer)
-    theirs = transformers.OpenAIGPTLMHeadModel.from_pretrained(folder / "model", dtype=torch.double)
-    return folder / "model", tokenizer, theirs.eval(), causal_likelihood
+    return folder / "model", *make_causal(folder), causal_likelihood
 
 
 def test_every_pair_is_scored_as_by_transformers(scored, tmp_path):

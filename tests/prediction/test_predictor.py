@@ -17,9 +17,6 @@ import torch
 import bothways
 from bothways.core.errors import ConfigError, DataError, DivergedError, ResourceError
 from bothways.core.runtime.devices import has_bf16, has_int8
-from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import LabelHead, PoolerHead
-from bothways.model.model import Model
 from bothways.prediction.engine import prepare_task_model
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
@@ -27,7 +24,7 @@ from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.text_task import TextExample
 from commands import run_line
 from spread import in_turn
-from toy_folder import make_folder
+from toy_folder import make_folder, save_classifier
 from toy_predictors import TASKS, TEXTS, predictor
 
 CPU = torch.device("cpu")
@@ -39,17 +36,6 @@ PRECISIONS += ["int8"] if has_int8(CPU) else []
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("place") / "bert")
-
-
-def save_classifier(place: Path, folder: Path, *labels: str, scale: float | None = None) -> Path:
-    """A folder with a head at random for these labels; its first row may be so large a number."""
-    loaded = load_model(folder)
-    heads = (PoolerHead(), LabelHead(len(labels)))
-    model = Model(loaded.model.config, heads, loaded.model.encoder)
-    if scale is not None:
-        model.heads["labels"].dense.weight.data[0] = scale
-    save_model(place, model, loaded.tokenizer(), labels=labels)
-    return place
 
 
 def plain(prediction: Any) -> Any:
@@ -138,7 +124,7 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, 
     import datasets
     import pandas
 
-    classify = bothways.load(saved := save_classifier(tmp_path / "own", folder, "neg", "pos"))
+    classify = bothways.load(saved := save_classifier(tmp_path / "own", folder))
     found = [classify(text).label for text in TEXTS]
     frame = pandas.DataFrame({"text": TEXTS[::-1], "label": "no", "other": TEXTS, "gold": found})
     named = {"text": "other", "progress": False}
@@ -214,7 +200,11 @@ def test_inputs_of_another_shape_are_one_message(folder):
 
 def test_outputs_that_are_not_finite_are_an_error(folder, tmp_path, capsys):
     """Finite weights give infinite logits."""
-    place = save_classifier(tmp_path / "model", folder, "neg", "pos", scale=3e38)
+
+    def overflow(model):
+        model.heads["labels"].dense.weight.data[0] = 3e38
+
+    place = save_classifier(tmp_path / "model", folder, change=overflow)
     with pytest.raises(DivergedError, match=r"input 1: the model's output is not finite"):
         open_task(place, device="cpu")("the film was good")
     (tmp_path / "texts.txt").write_text("the film was good\n")
@@ -246,7 +236,7 @@ def test_bf16_without_its_instructions_is_refused_everywhere_and_auto_takes_fp32
 
 
 def test_predict_prints_the_most_probable_labels(folder, tmp_path, capsys):
-    model = save_classifier(tmp_path / "m", folder, "a", "b", "c")
+    model = save_classifier(tmp_path / "m", folder, ("a", "b", "c"))
     (tmp_path / "texts.txt").write_text("the film was good\n")
     run_line("predict", model, tmp_path / "texts.txt", "--device", "cpu", "--top", "2")
     found = json.loads(capsys.readouterr().out)

@@ -11,17 +11,14 @@ import torch
 
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import has_int8
-from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.kernels.int8 import Int8Linear
-from bothways.model.model import Model
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import Int8Report, TimedMetrics, measure_int8
 from bothways.prediction.engine import predict, predict_encoded, prepare_task_model
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.text_task import TextExample
 from commands import run_line
-from toy_folder import make_examples, make_folder, write_tsv
+from toy_folder import make_examples, make_folder, save_classifier, write_tsv
 
 pytestmark = pytest.mark.skipif(
     not has_int8(torch.device("cpu")), reason="this processor does not multiply int8"
@@ -33,17 +30,11 @@ TEXTS = [example.text for example in make_examples(30, 5)]
 def place(tmp_path_factory) -> Path:
     """A folder that classifies at random, and labelled data."""
     folder = tmp_path_factory.mktemp("place")
-    make_folder(folder / "bert")
-    start = load_model(folder / "bert")
-    torch.manual_seed(3)
-    model = Model(start.model.config, (PoolerHead(), LabelHead(2)), start.model.encoder)
-    model.heads["labels"].dense.weight.data.normal_()
-    save_model(
-        folder / "model",
-        model,
-        open_task_model(str(folder / "bert"), "embed").tokenizer,
-        labels=("neg", "pos"),
-    )
+
+    def widen(model):
+        model.heads["labels"].dense.weight.data.normal_()
+
+    save_classifier(folder / "model", make_folder(folder / "bert"), change=widen)
     write_tsv(folder / "dev.tsv", make_examples(60, 1))
     return folder
 

@@ -125,7 +125,7 @@ def test_a_task_of_mteb(tmp_path, model):
     assert scores["cosine_spearman"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_retrieval_task_of_mteb(tmp_path: Path, model: str) -> None:
+def test_a_retrieval_task_of_mteb(tmp_path, model):
     """Its nDCG is that of `bothways.evaluate`, with the prompts of queries and documents."""
     mteb: Any = pytest.importorskip("mteb")
     from datasets import Dataset

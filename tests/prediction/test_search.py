@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -33,10 +34,15 @@ WIDTH = 70  # no multiple of 64
 RECORD = IndexRecord("model", "digest", WIDTH, True, "fp32")
 
 
+@functools.cache
+def vector_of(text: str) -> np.ndarray:
+    """A unit vector of a text, which is its own seed."""
+    row = np.random.default_rng([*text.encode()]).standard_normal(WIDTH)
+    return (row / np.linalg.norm(row)).astype(np.float32)
+
+
 def embed(texts: Iterable[str]) -> np.ndarray:
-    """A unit vector of each text, which is its own seed."""
-    rows = [np.random.default_rng([*text.encode()]).standard_normal(WIDTH) for text in texts]
-    return np.stack([row / np.linalg.norm(row) for row in rows]).astype(np.float32)
+    return np.stack([*map(vector_of, texts)])
 
 
 def add(
@@ -57,7 +63,7 @@ def expected(documents: Mapping[str, str], query: str, k: int = 5) -> list[Hit]:
     """Hits by brute force in float64."""
     (vector,) = embed([query]).astype(float)
     scores = {
-        name: float(np.float32((embed([text])[0] * vector).sum()))
+        name: float(np.float32((vector_of(text) * vector).sum()))
         for name, text in documents.items()
     }
     order = sorted(scores, key=lambda name: (scores[name], name), reverse=True)[:k]
@@ -65,9 +71,7 @@ def expected(documents: Mapping[str, str], query: str, k: int = 5) -> list[Hit]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_index_that_changed_is_one_of_its_documents(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_that_changed_is_one_of_its_documents(tmp_path, seed, monkeypatch):
     monkeypatch.setattr(change, "WINDOW", 7)
     draw, documents = random.Random(seed), dict[str, str]()
     for step in range(12):
@@ -90,7 +94,7 @@ def test_an_index_that_changed_is_one_of_its_documents(
 
 
 @pytest.mark.parametrize(("stored", "least"), [("bf16", 0.97), ("int8", 0.9), ("binary", 0.85)])
-def test_stored_vectors_find_the_same_documents(tmp_path: Path, stored: Any, least: float) -> None:
+def test_stored_vectors_find_the_same_documents(tmp_path, stored, least):
     documents = {f"d{n}": f"text {n}" for n in range(600)}
     record = dataclasses.replace(RECORD, stored=stored)
     half = dict(list(documents.items())[:400])
@@ -109,7 +113,7 @@ def test_stored_vectors_find_the_same_documents(tmp_path: Path, stored: Any, lea
         assert hit.score == np.float32((vectors[row] * embed(["query 1"])[0]).sum())
 
 
-def test_codes_are_those_of_torch_and_of_sentence_transformers() -> None:
+def test_codes_are_those_of_torch_and_of_sentence_transformers():
     import torch
     from sentence_transformers.util.quantization import quantize_embeddings
 
@@ -125,7 +129,7 @@ def test_codes_are_those_of_torch_and_of_sentence_transformers() -> None:
     assert np.abs(codes).max() <= 127
 
 
-def test_signs_are_counted_without_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signs_are_counted_without_numpy_2(monkeypatch):
     words = np.random.default_rng(0).integers(0, 2**63, 50, np.uint64)
     counts = [int(word).bit_count() for word in words]
     assert ranking._count_bits(words).tolist() == counts
@@ -147,7 +151,7 @@ def die_at(number: int) -> None:
     Path.replace = dying  # type: ignore[method-assign, assignment]
 
 
-def test_a_killed_change_leaves_the_old_index_or_the_new_one(tmp_path: Path) -> None:
+def test_a_killed_change_leaves_the_old_index_or_the_new_one(tmp_path):
     """The process ends before the n-th file gets its name, for every n."""
     old = {f"d{n}": f"text {n}" for n in range(30)}
     new = {f"d{n}": f"new {n}" for n in range(20, 40)}
@@ -180,9 +184,7 @@ def test_a_killed_change_leaves_the_old_index_or_the_new_one(tmp_path: Path) -> 
     assert outcomes[-1]
 
 
-def test_a_mistake_in_a_change_leaves_the_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_in_a_change_leaves_the_index(tmp_path, monkeypatch):
     folder = tmp_path / "index"
     add(folder, {"a": "one"})
     for documents, delete, message in (
@@ -204,7 +206,7 @@ def test_a_mistake_in_a_change_leaves_the_index(
         add(tmp_path / "other", {"a": "one"})
 
 
-def test_queries_that_do_not_fit(tmp_path: Path) -> None:
+def test_queries_that_do_not_fit(tmp_path):
     index = add(tmp_path / "index", {"a": "one"})
     with pytest.raises(DataError, match="must have 70 finite components, not 3"):
         index.nearest(np.ones((1, 3), np.float32), 1)
@@ -219,7 +221,7 @@ def test_queries_that_do_not_fit(tmp_path: Path) -> None:
     "name", ["index.json", "vectors-1.npy", "ids-1.npy", "offsets-1.npy", "texts-1.jsonl"]
 )
 @pytest.mark.parametrize("damage", ["gone", "cut", "noise"])
-def test_a_damaged_index_is_one_message(tmp_path: Path, name: str, damage: str) -> None:
+def test_a_damaged_index_is_one_message(tmp_path, name, damage):
     index = add(tmp_path / "index", {f"d{n}": f"text {n}" for n in range(9)})
     file = index.folder / name
     content = file.read_bytes()
@@ -234,9 +236,7 @@ def test_a_damaged_index_is_one_message(tmp_path: Path, name: str, damage: str) 
 
 
 @pytest.mark.parametrize("stored", ["fp32", "binary"])
-def test_an_open_index_stays_as_it_was_though_its_files_are_replaced(
-    tmp_path: Path, stored: Any
-) -> None:
+def test_an_open_index_stays_as_it_was_though_its_files_are_replaced(tmp_path, stored):
     record = dataclasses.replace(RECORD, stored=stored)
     index = add(tmp_path / "index", {"a": "one", "b": "two"}, record=record)
     hits = found(index, "one")
@@ -247,7 +247,7 @@ def test_an_open_index_stays_as_it_was_though_its_files_are_replaced(
     assert found(index, "one") == hits
 
 
-def test_a_change_of_texts_cut_between_lines_is_refused(tmp_path: Path) -> None:
+def test_a_change_of_texts_cut_between_lines_is_refused(tmp_path):
     folder = add(tmp_path / "index", {"a": "one", "b": "two"}).folder
     texts = folder / "texts-1.jsonl"
     texts.write_bytes(texts.read_bytes().splitlines(keepends=True)[0])
@@ -255,7 +255,7 @@ def test_a_change_of_texts_cut_between_lines_is_refused(tmp_path: Path) -> None:
         add(folder, {"c": "three"}, bm25=True)
 
 
-def test_a_record_with_impossible_values(tmp_path: Path) -> None:
+def test_a_record_with_impossible_values(tmp_path):
     folder = add(tmp_path / "index", {"a": "one", "b": "two"}).folder
     add(folder, {}, ["a"])
     record = json.loads((folder / "index.json").read_text())
@@ -268,7 +268,7 @@ def test_a_record_with_impossible_values(tmp_path: Path) -> None:
             Index(folder)
 
 
-def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces() -> None:
+def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces():
     bm25s = pytest.importorskip("bm25s")
     assert search_words("The cats, 两只猫 of U2; a") == ["cats", "两", "只", "猫", "u2"]
     draw = random.Random(0)
@@ -288,7 +288,7 @@ def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces() -> None:
         assert np.all(np.diff(values) <= 0)
 
 
-def test_an_index_that_was_emptied_still_counts_words(tmp_path: Path) -> None:
+def test_an_index_that_was_emptied_still_counts_words(tmp_path):
     pytest.importorskip("bm25s")
     add(tmp_path / "index", {"a": "a dog"}, bm25=True)
     assert found(add(tmp_path / "index", {}, ["a"]), "dog", mode="bm25") == []
@@ -296,7 +296,7 @@ def test_an_index_that_was_emptied_still_counts_words(tmp_path: Path) -> None:
     assert [hit.id for hit in hits] == ["c"]
 
 
-def test_texts_without_an_id_get_numbers_that_no_document_has(tmp_path: Path) -> None:
+def test_texts_without_an_id_get_numbers_that_no_document_has(tmp_path):
     folder = tmp_path / "index"
     add(folder, {"1": "one", "3": "three"})
     texts = [(None, "new"), ("4", "four"), (None, "newer"), (None, "newest")]
@@ -306,14 +306,14 @@ def test_texts_without_an_id_get_numbers_that_no_document_has(tmp_path: Path) ->
     assert named == {"1": "one", "3": "three", "4": "four"} | numbers
 
 
-def test_a_row_without_the_column_of_the_text_names_its_own() -> None:
+def test_a_row_without_the_column_of_the_text_names_its_own():
     rows = [{"review": "a good film", "stars": 5}]
     assert [*read_texts(rows, text="review")] == [(None, "a good film")]
     with pytest.raises(DataError, match=r"^text 1: has no column 'text'; it has review, stars\n"):
         next(read_texts(rows))
 
 
-def test_words_and_fused_ranks_of_a_changed_index(tmp_path: Path) -> None:
+def test_words_and_fused_ranks_of_a_changed_index(tmp_path):
     pytest.importorskip("bm25s")
     first = {f"d{n}": f"text {n} cat" for n in range(8)}
     add(tmp_path / "index", first, bm25=True)
@@ -342,21 +342,21 @@ def test_words_and_fused_ranks_of_a_changed_index(tmp_path: Path) -> None:
     assert found(index, "zebra", mode="bm25") == []
 
 
-def test_texts_that_are_cut_are_counted(tmp_path: Path, model: str) -> None:
+def test_texts_that_are_cut_are_counted(tmp_path, model):
     heard = Heard()
     texts = ["a dog", "a cat " * 200, ""]
     bothways.build_index(texts, model, tmp_path / "index", progress=heard)
     assert "1 of 3 examples (33.3%) was longer than the model reads, and was cut" in heard.text
 
 
-def test_documents_too_few_for_a_graph_are_named(tmp_path: Path) -> None:
+def test_documents_too_few_for_a_graph_are_named(tmp_path):
     heard = Heard()
     index = change_index(tmp_path / "index", RECORD, [("a", "one")], embed, heard, graph=True)
     assert [segment.graph for segment in index.record.segments] == [False]
     assert "note: no graph for 1 document, searched exactly; it begins at 30,000" in heard.text
 
 
-def test_a_graph_finds_what_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_finds_what_is_exact(tmp_path, monkeypatch):
     pytest.importorskip("usearch")
     monkeypatch.setattr(change, "GRAPH_ROWS", 100)
     documents = {f"d{n}": f"text {n}" for n in range(300)}
@@ -387,15 +387,13 @@ def test_a_graph_finds_what_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("masked")
     make_masked(folder)
     return str(folder / "model")
 
 
-def test_commands_and_functions_give_the_same(
-    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_and_functions_give_the_same(tmp_path, model, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"_id": "x", "title": "A", "text": "cat"}, {"id": "y", "text": "the dog"}]
     Path("texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -433,7 +431,7 @@ def test_commands_and_functions_give_the_same(
     ) == [hits]
 
 
-def test_in_memory_of_an_open_predictor(tmp_path: Path, model: str) -> None:
+def test_in_memory_of_an_open_predictor(tmp_path, model):
     rows = ["the cat", "a dog", "the bird sings"]
     embed = bothways.load(model, "embed", pooling="cls", length=12)
     index = bothways.build_index(rows, embed, progress=False)
@@ -451,9 +449,7 @@ def test_in_memory_of_an_open_predictor(tmp_path: Path, model: str) -> None:
     assert not folder.exists()
 
 
-def test_mistakes_with_an_index_in_memory(
-    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_with_an_index_in_memory(tmp_path, model, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     embed = bothways.load(model, "embed")
@@ -473,7 +469,7 @@ def test_mistakes_with_an_index_in_memory(
     assert os.listdir(tmp_path / "temporary") == [index.folder.name]  # none is left of the others
 
 
-def test_an_index_belongs_to_its_model(tmp_path: Path, model: str) -> None:
+def test_an_index_belongs_to_its_model(tmp_path, model):
     made = bothways.build_index(["cat", "dog"], model, tmp_path / "index", progress=False)
     (tmp_path / "other").mkdir()
     make_masked(tmp_path / "other", seed=8)

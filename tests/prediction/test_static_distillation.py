@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,17 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning import run as finetuning
 from bothways.model.heads import MaskedHead
 from bothways.prediction.static_distillation import frequency_weights
-from bothways.training.run import Event
 from family_tasks import encoder_of, tokenizer_of
 from odd_texts import odd_texts
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
+from toy_training import signal_at
 
 KEPT = ("[PAD]", "[UNK]", *GOOD, *BAD, *FILLERS)
 SENTENCES = [example.text for example in make_examples(12, 0)]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A folder with a teacher, its corpus, and the table that is distilled of it."""
     folder = tmp_path_factory.mktemp("static")
     make_folder(folder / "teacher", hidden_size=16)
@@ -50,14 +49,14 @@ def cosines(rows: np.ndarray) -> np.ndarray:
     return unit @ unit.T
 
 
-def test_an_empty_text_has_zeros_and_no_angle(place: Path) -> None:
+def test_an_empty_text_has_zeros_and_no_angle(place):
     embed = bothways.load(place / "out")
     pair = embed(("", "a film")).to_json()
     assert (pair["vectors"][0], pair["cosine"]) == ([0.0] * 6, 0.0)
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_table_is_that_of_the_recipe(counted: bool, place: Path) -> None:
+def test_table_is_that_of_the_recipe(counted, place):
     from transformers import AutoModel, AutoTokenizer
 
     corpus = bothways.Corpus.open(place / "corpus")
@@ -91,15 +90,13 @@ def test_table_is_that_of_the_recipe(counted: bool, place: Path) -> None:
     assert "tokens=23, width=6" in repr(result)
 
 
-def test_weights_fall_with_the_frequency() -> None:
+def test_weights_fall_with_the_frequency():
     np.testing.assert_allclose(frequency_weights(3, np.array([1, 0, 3])), [4e-4, 1, 4e-4 / 3], 1e-3)
     weights = frequency_weights(1000)
     assert (np.diff(weights) > 0).all()
 
 
-def test_folder_is_opened_by_every_command_for_vectors(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_is_opened_by_every_command_for_vectors(place, monkeypatch, capsys):
     texts = [*odd_texts(), *SENTENCES, "", "[MASK] good ##s"]
     embed = bothways.load(place / "out")
     reference = sentence_transformer(place / "out" / "model")
@@ -131,9 +128,7 @@ def test_folder_is_opened_by_every_command_for_vectors(
     assert bothways.load("counted").encode(SENTENCES).shape == (12, 5)
 
 
-def test_static_model_is_trained_on_the_processor_of_a_machine_with_a_gpu(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_static_model_is_trained_on_the_processor_of_a_machine_with_a_gpu(place, monkeypatch):
     chosen: list[str] = []
     monkeypatch.setattr(
         finetuning, "choose_device", lambda name: chosen.append(name) or torch.device("cpu")
@@ -145,7 +140,7 @@ def test_static_model_is_trained_on_the_processor_of_a_machine_with_a_gpu(
     assert chosen == ["cpu", "auto"]
 
 
-def test_static_model_is_trained_by_the_losses_of_vectors(place: Path, tmp_path: Path) -> None:
+def test_static_model_is_trained_by_the_losses_of_vectors(place, tmp_path):
     good, bad = ([f"{a} {b}" for a in words for b in FILLERS[:4]] for words in (GOOD, BAD))
     rows = [
         {"text": text, "label": label} for label, side in (("g", good), ("b", bad)) for text in side
@@ -165,19 +160,14 @@ def test_static_model_is_trained_by_the_losses_of_vectors(place: Path, tmp_path:
     ).predictor()
     np.testing.assert_allclose(small.encode(texts), trained.encode(texts), atol=1e-4)
     options = {"out": tmp_path / "stopped", "epochs": 4, **common}
-
-    def interrupt(event: Event) -> None:
-        if (event.kind, event.progress.steps) == ("step", 3):
-            signal.raise_signal(signal.SIGINT)
-
-    stopped = bothways.finetune(place / "out", rows, rows, on_event=interrupt, **options)
+    stopped = bothways.finetune(place / "out", rows, rows, on_event=signal_at(3), **options)
     assert not stopped.finished
     resumed = bothways.finetune(place / "out", rows, rows, resume=True, **options)
     np.testing.assert_array_equal(resumed.predictor().encode(texts), trained.encode(texts))
 
 
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "big_bird"])
-def test_vocabularies_of_other_kinds(family: str, tmp_path: Path) -> None:
+def test_vocabularies_of_other_kinds(family, tmp_path):
     torch.manual_seed(3)
     tokenizer = tokenizer_of(family)
     teacher = bothways.Model(encoder_of(family, tokenizer), (MaskedHead(),))
@@ -197,7 +187,7 @@ def test_vocabularies_of_other_kinds(family: str, tmp_path: Path) -> None:
     assert len(rows["embedding.weight"]) == len(kept) == max(kept.values()) + 1
 
 
-def test_a_narrow_teacher_keeps_its_width(place: Path) -> None:
+def test_a_narrow_teacher_keeps_its_width(place):
     result = bothways.distil(place / "teacher", to="static", progress=False)
     assert result.predictor().encode("the cat").shape == (16,)
 
@@ -210,9 +200,7 @@ def test_a_narrow_teacher_keeps_its_width(place: Path) -> None:
         ({"to": "table"}, "to"), ({"to": "model", "width": 6, "data": "corpus"}, "width"),
     ],
 )  # fmt: skip
-def test_what_does_not_apply_is_refused(
-    settings: dict[str, Any], where: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_apply_is_refused(settings, where, place, monkeypatch):
     monkeypatch.chdir(place)
     with pytest.raises(ConfigError) as caught:
         bothways.distil("teacher", **{"to": "static", "progress": False, **settings})

@@ -28,7 +28,7 @@ TYPES: list[Any] = ["int8", "uint8", "binary", "ubinary"]
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+def embedder(tmp_path_factory) -> Predictor:
     return predictor(
         make_folder(tmp_path_factory.mktemp("place") / "bert"), "embed", batch_invariant=True
     )
@@ -44,7 +44,7 @@ def same(ours: Any, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_codes_are_those_of_sentence_transformers(kind: Any, embedder: Predictor) -> None:
+def test_codes_are_those_of_sentence_transformers(kind, embedder):
     draw = np.random.default_rng(1)
     for rows, width in ((200, 384), (3, 7), (2, 1)):
         vectors = draw.standard_normal((rows, width)).astype(np.float32)
@@ -61,7 +61,7 @@ def test_codes_are_those_of_sentence_transformers(kind: Any, embedder: Predictor
     assert embedder.encode([], precision=kind).dtype == one.dtype
 
 
-def test_mistakes_of_ranges(embedder: Predictor) -> None:
+def test_mistakes_of_ranges(embedder):
     for options in (
         {"precision": "int8"}, {"precision": "int8", "ranges": np.zeros((2, 3))},
         {"precision": "uint8", "ranges": np.full((2, 16), np.nan)},
@@ -75,7 +75,7 @@ def test_mistakes_of_ranges(embedder: Predictor) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     make_folder(folder / "bert")
     (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
@@ -86,7 +86,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "kind",
     ["int8", "ubinary", *(pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES[1:3])],
 )
-def test_files_have_the_type(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_files_have_the_type(place, monkeypatch, kind):
     monkeypatch.chdir(place)
     line = ["embed", "bert", "texts.txt", "--rows", "20", "--out"]
     app([*line, "plain.npy"], result_action="return_value")
@@ -103,7 +103,7 @@ def test_files_have_the_type(place: Path, monkeypatch: pytest.MonkeyPatch, kind:
     assert table["vector"].to_pylist() == expected.tolist()
 
 
-def test_mistakes_of_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_of_files(place, monkeypatch):
     monkeypatch.chdir(place)
     np.save("codes.npy", np.zeros((4, 16), np.int8))
     np.save("narrow.npy", np.eye(3, dtype=np.float32))
@@ -123,13 +123,13 @@ def test_mistakes_of_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture(scope="module")
-def client(embedder: Predictor) -> Iterator[httpx.Client]:
+def client(embedder) -> Iterator[httpx.Client]:
     with running(application_of(embedder)) as url, httpx.Client(base_url=url) as client:
         yield client
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_the_server_has_the_types(client: httpx.Client, embedder: Predictor, kind: Any) -> None:
+def test_the_server_has_the_types(client, embedder, kind):
     unit = embedder.encode(TEXTS, normalize_embeddings=True)
     ranges = ranges_of(unit) if kind in ("int8", "uint8") else None
     expected = quantize(unit, kind, ranges)
@@ -158,7 +158,7 @@ def test_the_server_has_the_types(client: httpx.Client, embedder: Predictor, kin
         {"output_dtype": "int8", "ranges": [[1.0] * 16, [0.0] * 16]},
     ],
 )  # fmt: skip
-def test_ranges_that_the_server_refuses(client: httpx.Client, fields: Any) -> None:
+def test_ranges_that_the_server_refuses(client, fields):
     for path, name in (("/v1/embeddings", "input"), ("/embed", "inputs")):
         response = client.post(path, json={name: "a film", **fields})
         assert response.status_code == 422, response.text

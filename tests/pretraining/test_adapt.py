@@ -17,8 +17,6 @@ from safetensors.torch import load_file
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.data.corpus import write_corpus
-from bothways.data.documents import Document
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -28,8 +26,10 @@ from bothways.pretraining.adapt import NEW_HEAD, head_note, vocabulary_fit
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Interruption
 from commands import run_line
+from heard_progress import Heard
 from toy_animals import document
-from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
+from toy_corpora import write_films
+from toy_folder import make_examples, make_folder, write_tsv
 from toy_training import enter_ranks, on_ranks
 
 FAST = {
@@ -198,22 +198,14 @@ def test_words_are_worth_adding_only_where_they_save_tokens(tokenizer):
     assert (other.saved_general, other.worth) == (0, True)
 
 
-class StopAt:
+class StopAt(Heard):
     """Progress that sends SIGINT to its process in the training of the whole model."""
 
-    def __init__(self) -> None:
-        self.name = ""
-
-    def stage(self, name: str, total: float | None = None) -> None:
-        self.name = name
-
     def advance(self, done: float, note: str | None = None) -> None:
-        if self.name == "training" and 0.3 < done < 1:
-            self.name = "stopping"  # a second signal would end it at once
+        super().advance(done, note)
+        if self.names[-1] == "training" and 0.3 < done < 1:
+            self.stage("stopping")  # a second signal would end it at once
             os.kill(os.getpid(), signal.SIGINT)
-
-    def message(self, text: str) -> None:
-        pass
 
 
 def adapt_on_a_rank(rank: int, world: int, port: int, place: Path, given: dict[str, Any]) -> None:
@@ -289,9 +281,7 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("distil")
     make_folder(folder / "teacher", num_hidden_layers=4)
     make_folder(folder / "student", num_hidden_layers=1)
-    texts = (". ".join(e.text for e in make_examples(6, number)) + "." for number in range(60))
-    documents = (Document(text, str(number)) for number, text in enumerate(texts))
-    write_corpus(documents, make_tokenizer(folder / "t"), folder / "corpus", workers=1)
+    write_films(folder / "corpus")
     write_tsv(folder / "train.tsv", make_examples(64, 0))
     write_tsv(folder / "dev.tsv", make_examples(32, 1))
     rows = make_examples(64, 2)

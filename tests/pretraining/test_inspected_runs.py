@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -16,8 +15,7 @@ from safetensors.torch import load_file
 
 import bothways
 from bothways.core.errors import CheckpointError, ConfigError
-from bothways.data.corpus import Corpus, write_corpus
-from bothways.data.documents import Document
+from bothways.data.corpus import Corpus
 from bothways.data.loader import ExampleBudget, TokenRamp
 from bothways.data.segments import FullSentences
 from bothways.model.config import Dropouts
@@ -32,12 +30,13 @@ from bothways.pretraining.inspect_step import Repeat, repeat_step
 from bothways.pretraining.run import pretrain
 from bothways.training import checkpoint, loop
 from bothways.training.optimizers import AdamW
-from bothways.training.run import Event, Target, Training
+from bothways.training.run import Target, Training
 from bothways.training.schedules import WSD, Duration, Hours, Linear, Steps, Tokens
 from bothways.training.trackers import STEPS, recorded_steps
 from commands import run_line
+from toy_corpora import write_texts
 from toy_folder import make_folder
-from toy_training import enter_ranks, on_ranks
+from toy_training import enter_ranks, on_ranks, signal_at
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +51,8 @@ def run(corpus, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(corpus, tmp_path_factory) -> Corpus:
-    documents = [Document("the dog sleeps. " * (n + 1), f"other:{n}") for n in range(40)]
     folder = tmp_path_factory.mktemp("other") / "corpus"
-    return write_corpus(documents, corpus.tokenizer, folder, workers=1)
+    return write_texts(folder, corpus.tokenizer, ("the dog sleeps. " * n for n in range(1, 41)))
 
 
 @pytest.mark.parametrize(("step", "began"), [(1, 0), (6, 5)])
@@ -180,10 +178,6 @@ def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_p
     """The rates of its first session are those of the shorter run."""
     folder = tmp_path / "run"
 
-    def stop(event: Event) -> None:
-        if event.kind == "step" and event.progress.steps == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     settings = settings_for(corpus, Hours(1.5 * SECOND))
     training = dataclasses.replace(settings.training, schedule=Linear(0.3))
     settings = dataclasses.replace(settings, training=training)
@@ -191,7 +185,7 @@ def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_p
     longer = dataclasses.replace(settings, training=training)
     with monkeypatch.context() as patch:
         ticking(patch)
-        pretrain(settings, corpus, folder, device="cpu", on_event=stop)
+        pretrain(settings, corpus, folder, device="cpu", on_event=signal_at(7, signal.SIGTERM))
         before = recorded_steps(folder).copy()
         pretrain(longer, corpus, folder, device="cpu", resume=True)
     assert len(before) == 7

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.data.corpus import Corpus, write_corpus
-from bothways.data.documents import Document
+from bothways.data.corpus import Corpus
 from bothways.data.loader import ExampleBudget
 from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
@@ -21,6 +20,7 @@ from bothways.pretraining.recipes import BABYLM, RECIPES
 from bothways.pretraining.run import milestone_name, pretrain
 from bothways.training.schedules import Epochs, Steps
 from heard_progress import Heard
+from toy_corpora import write_texts
 from toy_pretraining import small_run
 from toy_training import stop_at
 
@@ -30,9 +30,7 @@ def counted(tokenizer, tmp_path_factory) -> tuple[Corpus, int]:
     """Documents of 11 words each, and all their words."""
     orders = itertools.islice(itertools.permutations(["cat", "dog", "owl", "fox", "now"]), 60)
     texts = [f"The {a} sees the {b} {c}. {d}\t{e}  is here,\nnow." for a, b, c, d, e in orders]
-    documents = [Document(text, f"made:{n}") for n, text in enumerate(texts)]
-    folder = tmp_path_factory.mktemp("counted") / "corpus"
-    return write_corpus(documents, tokenizer, folder, workers=1), 60 * 11
+    return write_texts(tmp_path_factory.mktemp("counted") / "corpus", tokenizer, texts), 60 * 11
 
 
 def settings_for(corpus: Corpus, milestones: tuple[int, ...], **training) -> PretrainConfig:

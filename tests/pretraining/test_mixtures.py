@@ -11,9 +11,8 @@ import torch
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.core.source import Cursor
-from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ByWeight, Corpora
-from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Masking
 from bothways.hub.model_folder import save_model
@@ -35,6 +34,7 @@ from bothways.training.run import Training
 from bothways.training.schedules import Constant, Duration, Epochs, Hours, Steps, Tokens
 from commands import run_line
 from toy_animals import WORDS, document
+from toy_corpora import write_texts
 from toy_pretraining import small_encoder, small_run
 from toy_training import metric_lines, stop_at
 
@@ -45,9 +45,9 @@ CPU = torch.device("cpu")
 def corpora(corpus, tokenizer, tmp_path_factory) -> dict[str, Corpus]:
     """A large and a small corpus."""
     rng = np.random.default_rng(8)
-    documents = [Document(document(rng).replace("in", "near"), f"{n}") for n in range(15)]
+    texts = [document(rng).replace("in", "near") for _ in range(15)]
     folder = tmp_path_factory.mktemp("small") / "small"
-    return {"large": corpus, "small": write_corpus(documents, tokenizer, folder, workers=1)}
+    return {"large": corpus, "small": write_texts(folder, tokenizer, texts)}
 
 
 def settings(corpus: Corpus, steps: int = 12, **changes: object) -> PretrainConfig:
@@ -131,8 +131,7 @@ def test_mistakes_are_named(corpora, tmp_path, corpus):
         bothways.pretrain(corpora["large"], "bert-tiny", mixture={"alpha": 0.3})
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "more"]) + "\n", encoding="utf8")
     other = Tokenizer.load(tmp_path / "vocab.txt")
-    texts = [Document("The cat sleeps.", f"{n}") for n in range(3)]
-    foreign = write_corpus(texts, other, tmp_path / "foreign", workers=1)
+    foreign = write_texts(tmp_path / "foreign", other, ["The cat sleeps."] * 3)
     with pytest.raises(ConfigError, match=r"'foreign' .* and 'large' .* different tokenizers"):
         Corpora.of({"large": corpus, "foreign": foreign}, None)
 

@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +24,7 @@ from bothways.core.errors import (
     ResourceError,
 )
 from bothways.core.report.sections import readable_number
-from bothways.data.corpus import Corpus, write_corpus
-from bothways.data.documents import Document
+from bothways.data.corpus import Corpus
 from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Masking, WholeWords
 from bothways.data.segments import FullSentences
@@ -50,6 +48,7 @@ from bothways.training.schedules import Epochs, Hours, RunState, Steps, Tokens
 from commands import run_line
 from heard_progress import Heard
 from toy_animals import WORDS
+from toy_corpora import write_texts
 from toy_pretraining import small_run
 from toy_training import enter_ranks, equal, metric_lines, on_ranks, processes
 
@@ -67,12 +66,6 @@ def settings(
     return small_run(
         corpus, Steps(steps), training={"evaluate": Steps(30)} | (training or {}), **changes
     )
-
-
-def built(corpus: Corpus, folder: Path, texts: Iterable[str]) -> Corpus:
-    """Other documents with the same tokenizer."""
-    documents = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
-    return write_corpus(documents, corpus.tokenizer, folder, workers=1)
 
 
 def words_for(corpus: Corpus, out: Path, *more: str, model: str = "bert-tiny") -> list[str]:
@@ -154,8 +147,7 @@ def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(corpus, tmp_path
         build_models(dataclasses.replace(config, start=str(tmp_path / "model")), corpus)
     # One whose pairs have other special tokens is no matter of the objective.
     bytewise = train_vocabulary(["the cat sat"], ByteBPE(262))
-    texts = [Document(f"The cat sat {n}.", "here") for n in range(5)]
-    other = write_corpus(texts, bytewise, tmp_path / "bytes", workers=1)
+    other = write_texts(tmp_path / "bytes", bytewise, [f"The cat sat {n}." for n in range(5)])
     with pytest.raises(ConfigError, match=r"start: the corpus .* has another vocabulary"):
         pretrain(dataclasses.replace(config, start=str(tmp_path / "model")), other)
 
@@ -251,7 +243,7 @@ def test_mistakes_are_named(corpus, tmp_path):
         settings(corpus, phases=(PretrainPhase(32, 0.5),))
     with pytest.raises(ConfigError, match=r"phases\.0\.length: sequences of 1000 tokens"):
         settings(corpus, phases=(PretrainPhase(1000),))
-    lone = built(corpus, tmp_path / "lone", ["The cat sleeps. The dog eats."])
+    lone = write_texts(tmp_path / "lone", corpus.tokenizer, ["The cat sleeps. The dog eats."])
     with pytest.raises(BothwaysError, match=r"segments: .*the corpus has 1 document"):
         pretrain(settings(corpus), lone, tmp_path / "run")
 
@@ -343,7 +335,7 @@ def findings_of(corpus: Corpus, check: str, **changes: object) -> list[Finding]:
 def test_the_preflight_warns_of_documents_without_a_next_sentence(corpus, tmp_path):
     texts = ["The cat sleeps.", "The cat sleeps.", "The dog eats. The cat sleeps."]
     texts += [f"The cat sleeps {'now ' * count}." for count in range(1, 9)]
-    lone = built(corpus, tmp_path / "lone", texts)
+    lone = write_texts(tmp_path / "lone", corpus.tokenizer, texts)
     [finding] = findings_of(lone, "balance")
     assert finding.severity == "warning"
     assert finding.what.startswith("90.0% of the documents are one sentence"), (
@@ -360,7 +352,7 @@ def test_the_preflight_says_how_much_is_unknown(corpus, tmp_path):
     assert not findings_of(corpus, "unknown")
     texts = [f"The cat sleeps near the {'zebra' if number % 2 else 'barn'}. The cat eats. Number {number}."
              for number in range(20)]  # fmt: skip
-    strange = built(corpus, tmp_path / "strange", texts)
+    strange = write_texts(tmp_path / "strange", corpus.tokenizer, texts)
     [warning] = findings_of(strange, "unknown")
     assert warning.severity == "warning"
     assert "Train a tokenizer on this text" in str(warning)
@@ -381,7 +373,9 @@ def test_the_preflight_says_where_whole_words_are_not_masked_as_asked(corpus, tm
     assert not findings_of(corpus, "masking", objective=MaskedLM())
 
     def made(text: str, name: str) -> Corpus:
-        return built(corpus, tmp_path / name, (f"{text} {'cat ' * n}." for n in range(20)))
+        return write_texts(
+            tmp_path / name, corpus.tokenizer, (f"{text} {'cat ' * n}." for n in range(20))
+        )
 
     long = made(f"The cat{'s' * 60} sleeps. " * 3, "long")
     [few] = findings_of(long, "masking", objective=words)
@@ -425,6 +419,19 @@ def test_a_page_shows_the_course_of_a_run(corpus, tmp_path):
     assert [line.name for line in loss.lines] == ["training", "held-out"]
     assert len(loss.lines[0].x) == 10
     assert loss.baselines == {"unigram baseline": done.metrics["unigram/loss/masked"]}
+
+
+def test_last_record_that_was_cut_is_skipped_with_a_note(tmp_path, capsys):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "lo')
+    assert read_records(file) == [{"step": 1}]
+    assert f"{file}: skipped line 2" in capsys.readouterr().err
+    file.write_text('{"step": 1}\n{"step": 2}')
+    assert read_records(file) == [{"step": 1}, {"step": 2}]
+    assert not capsys.readouterr().err
+    file.write_text('{"step": 1\n{"step": 2}\n')
+    with pytest.raises(CheckpointError):
+        read_records(file)
 
 
 def test_a_phase_may_have_segments_of_its_own(corpus, tmp_path):

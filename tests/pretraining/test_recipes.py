@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, interface, report_findings
 from bothways.core.source import Cursor
-from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import Corpora
-from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, CorpusToken, Masking, NGrams, Spans
 from bothways.data.segments import FullSentences, NextSentence
@@ -56,7 +55,6 @@ from bothways.pretraining.recipes import (
     spanbert,
 )
 from bothways.pretraining.run import pretrain
-from bothways.text.trainers import ByteBPE, train_vocabulary
 from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, OptimizerConfig, StableAdamW
 from bothways.training.parallel import Single
@@ -72,7 +70,7 @@ from bothways.training.schedules import (
     rate_factor,
 )
 from commands import run_line
-from toy_animals import document
+from toy_corpora import write_bytes
 from toy_training import metric_lines, stop_at
 
 SMALL = [
@@ -85,11 +83,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def byte_corpus(tmp_path_factory) -> Corpus:
-    rng = np.random.default_rng(7)
-    texts = [document(rng) for _ in range(80)]
-    tokenizer = train_vocabulary(texts, ByteBPE(320))
-    documents = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
-    return write_corpus(documents, tokenizer, tmp_path_factory.mktemp("made") / "c", workers=1)
+    return write_bytes(tmp_path_factory.mktemp("made") / "c")
 
 
 def test_modern_begins_with_short_sequences_and_small_updates_from_random_weights_alone():

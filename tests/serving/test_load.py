@@ -19,10 +19,7 @@ import pytest
 
 from bothways.cli.main import app as cli
 from bothways.core.errors import FolderError
-from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.kernels import library
-from bothways.model.model import Model
 from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor
 from bothways.serving import batcher
@@ -30,6 +27,7 @@ from bothways.serving.app import App, app
 from bothways.serving.errors import Limits, retry_after
 from bothways.serving.exchange import read_body
 from running_server import exchange, running, wait_for
+from toy_folder import save_classifier
 from toy_predictors import TASKS, predictor
 
 KINDS = ("classify", "tag", "answer", "embed", "fill")
@@ -275,10 +273,10 @@ def test_weights_that_are_not_numbers_are_named(folder, caplog):
 
 
 def test_a_model_that_computes_no_numbers_is_not_served(folder, tmp_path):
-    loaded = load_model(folder)
-    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
-    for name, parameter in model.heads.named_parameters():
-        parameter.data.fill_(3e38 if "labels" in name else 1.0)  # sums overflow
-    save_model(tmp_path / "films", model, loaded.tokenizer(), labels=("neg", "pos"))
+    def overflow(model):
+        for name, parameter in model.heads.named_parameters():
+            parameter.data.fill_(3e38 if "labels" in name else 1.0)
+
+    save_classifier(tmp_path / "films", folder, change=overflow)
     with pytest.raises(FolderError, match=r"films: the model cannot compute a text: .* not finite"):
         cli(["serve", str(tmp_path / "films"), "--port", "0"], result_action="return_value")

@@ -16,22 +16,17 @@ import pytest
 
 from bothways.cli.main import app as cli
 from bothways.core.errors import BothwaysError
-from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.provenance import digest_of_model
-from bothways.model.heads import LabelHead, PoolerHead
-from bothways.model.model import Model
 from bothways.serving import run
 from bothways.serving.app import requests_log
 from running_server import wait_for
+from toy_folder import save_classifier
 
 
 @pytest.fixture
 def films(folder, tmp_path) -> Path:
     """A model folder with a label head at random."""
-    loaded = load_model(folder)
-    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
-    save_model(tmp_path / "films", model, loaded.tokenizer(), labels=("neg", "pos"))
-    return tmp_path / "films"
+    return save_classifier(tmp_path / "films", folder)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -16,7 +16,7 @@ from bothways.serving import app as application_of, run as serving_run
 from bothways.serving.app import App
 from bothways.serving.errors import Limits
 from bothways.serving.exchange import pages
-from running_server import running
+from running_server import answer, refusal, running
 from toy_predictors import predictor
 
 NAMES = ("classify", "label", "regress", "tag", "fill", "embed", "answer", "likelihood", "choice")
@@ -45,14 +45,11 @@ def client(url) -> Iterator[httpx.Client]:
 
 
 def explain(client: httpx.Client, **body: Any) -> Any:
-    response = client.post("/explain", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answer(client, "/explain", body)
 
 
 def refused(client: httpx.Client, **body: Any) -> tuple[int, str]:
-    response = client.post("/explain", json=body)
-    return response.status_code, response.json()["error"]["code"]
+    return refusal(client, "/explain", body)[:2]
 
 
 # ---- files ----

@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ import pytest
 from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.models import example_ranges
+from running_server import answer, refusal
 from toy_predictors import TASKS, TEXTS, predictor
 
 NAMES = (
@@ -25,26 +25,14 @@ QUESTION = {"question": TEXTS[0], "context": " ".join(TEXTS[:4])}
 
 
 @pytest.fixture(scope="module")
-def application(folder: Path) -> App:
+def application(folder) -> App:
     return app({name: predictor(folder, name) for name in NAMES}, playground=True)
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Iterator[httpx.Client]:
+def client(url) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=60) as client:
         yield client
-
-
-def answer(client: httpx.Client, path: str, body: Any) -> Any:
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def refusal(client: httpx.Client, path: str, body: Any) -> tuple[int, str, str, str]:
-    response = client.post(path, json=body)
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"], error["message"]
 
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -66,7 +54,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-def test_unknown_fields_are_refused_by_their_name(client: httpx.Client, path: str) -> None:
+def test_unknown_fields_are_refused_by_their_name(client, path):
     body = REQUESTS[path]
     answer(client, path, body)
     status, code, param, message = refusal(client, path, {**body, "modle": None, "modl": 1})
@@ -91,9 +79,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "row"), ROWS)
-def test_columns_that_a_task_ignores_are_refused(
-    client: httpx.Client, path: str, row: dict[str, Any]
-) -> None:
+def test_columns_that_a_task_ignores_are_refused(client, path, row):
     fields: dict[str, Any] = {}
     if path.endswith("explain"):
         fields = {"method": "leave_one_out", "label": "pos"}
@@ -112,15 +98,13 @@ def test_columns_that_a_task_ignores_are_refused(
         ("/models/classify", '{"inputs": "a", "options": {"use_gpu": 1, "use_gpu": 1}}', "use_gpu"),
     ],
 )
-def test_a_key_that_stands_twice_is_refused_by_its_name(
-    client: httpx.Client, path: str, body: str, name: str
-) -> None:
+def test_a_key_that_stands_twice_is_refused_by_its_name(client, path, body, name):
     response = client.post(path, content=body, headers={"content-type": "application/json"})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (422, "invalid", name)
 
 
-def test_a_name_that_is_nearly_right_is_named(client: httpx.Client) -> None:
+def test_a_name_that_is_nearly_right_is_named(client):
     for path, body, param, near in (
         ("/embed", {"input": "a"}, "input", "'inputs'"),
         ("/v1/embeddings", {"inputs": "a", "model": "embed"}, "inputs", "'input'"),
@@ -136,7 +120,7 @@ def test_a_name_that_is_nearly_right_is_named(client: httpx.Client) -> None:
         assert f"did you mean {near}?" in message
 
 
-def test_what_clients_always_send_is_accepted(client: httpx.Client) -> None:
+def test_what_clients_always_send_is_accepted(client):
     options = {"use_cache": False, "wait_for_model": True, "use_gpu": False}
     answer(client, "/models/classify", {"inputs": "a", "options": options, "parameters": None})
     openai = {"input": "a", "model": "embed", "user": "u", "encoding_format": "float"}
@@ -177,13 +161,11 @@ def test_what_clients_always_send_is_accepted(client: httpx.Client) -> None:
         ("/embed", {"inputs": "a", "dimensions": 8.5}, "dimensions"),
     ],
 )
-def test_what_cannot_be_obeyed_is_refused(
-    client: httpx.Client, path: str, body: Any, param: str
-) -> None:
+def test_what_cannot_be_obeyed_is_refused(client, path, body, param):
     assert refusal(client, path, body)[:3] == (422, "invalid", param)
 
 
-def test_parameters_of_answers_are_obeyed(client: httpx.Client, application: App) -> None:
+def test_parameters_of_answers_are_obeyed(client, application):
     def ask(**parameters: Any) -> Any:
         return answer(client, "/models/answer", {"inputs": QUESTION, "parameters": parameters})
 
@@ -214,7 +196,7 @@ def test_parameters_of_answers_are_obeyed(client: httpx.Client, application: App
     assert answer(client, "/models/answer", nothing) == expected
 
 
-def test_raw_scores_are_logits(client: httpx.Client) -> None:
+def test_raw_scores_are_logits(client):
     body = {"inputs": TEXTS[:2], "model": "rerank"}
     (usual,) = answer(client, "/predict", body)
     (raw,) = answer(client, "/predict", {**body, "raw_scores": True})
@@ -232,7 +214,7 @@ def test_raw_scores_are_logits(client: httpx.Client) -> None:
         )
 
 
-def test_fields_in_the_url_are_refused_and_whole_floats_are_numbers(client: httpx.Client) -> None:
+def test_fields_in_the_url_are_refused_and_whole_floats_are_numbers(client):
     assert refusal(client, "/embed?dimensions=8", {"inputs": "a"})[:2] == (400, "bad_request")
     (short,) = answer(client, "/embed", {"inputs": "a", "dimensions": 8.0})
     assert len(short) == 8
@@ -252,9 +234,7 @@ LARGE: list[tuple[str, Any, tuple[int, str]]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "expected"), LARGE)
-def test_a_large_request_delays_no_small_one(
-    client: httpx.Client, url: str, path: str, body: Any, expected: tuple[int, str]
-) -> None:
+def test_a_large_request_delays_no_small_one(client, url, path, body, expected):
     data, results = json.dumps(body).encode(), []
 
     def attack() -> None:
@@ -276,14 +256,14 @@ def test_a_large_request_delays_no_small_one(
     assert max(waits) < 3.0  # 0.3 s on a machine of one's own
 
 
-def test_a_large_request_ends_at_its_deadline_while_it_is_read(url: str) -> None:
+def test_a_large_request_ends_at_its_deadline_while_it_is_read(url):
     body = json.dumps({"inputs": ["good " * 2000] * 800}).encode()
     headers = {"content-type": "application/json", "x-request-timeout": "0.01"}
     response = httpx.post(f"{url}/classify", content=body, headers=headers, timeout=60)
     assert response.json()["error"]["code"] == "deadline"
 
 
-def test_chunks_cover_the_examples_in_order(application: App) -> None:
+def test_chunks_cover_the_examples_in_order(application):
     model, limits = application.models.named("classify"), Limits()
     for lengths in ([1], [10_000] * 9, [100_000, 1, 1, 40_000], [0] * 5):
         examples = model.examples(["a" * length for length in lengths], limits)
@@ -294,5 +274,5 @@ def test_chunks_cover_the_examples_in_order(application: App) -> None:
         assert all(one[1] == two[0] for one, two in itertools.pairwise(ranges))
 
 
-def test_every_task_has_a_request_here() -> None:
+def test_every_task_has_a_request_here():
     assert set(NAMES) == TASKS.keys() - {"likelihood"}

@@ -22,7 +22,7 @@ from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.routes import document
 from bothways.serving.run import Deployment, named_indexes, named_models
-from running_server import running
+from running_server import answer, refusal, running
 from toy_masked import make_masked
 from toy_predictors import TEXTS, predictor
 
@@ -30,14 +30,14 @@ QUERIES = ["the cat", "a dog runs"]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     place = tmp_path_factory.mktemp("masked")
     make_masked(place)
     return str(place / "model")
 
 
 @pytest.fixture(scope="module")
-def films(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
+def films(tmp_path_factory, model) -> Path:
     """An index with settings of its own and prompts."""
     pytest.importorskip("bm25s")
     folder = tmp_path_factory.mktemp("indexes") / "films"
@@ -48,12 +48,12 @@ def films(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranker(folder: Path) -> Predictor:
+def ranker(folder) -> Predictor:
     return predictor(folder, "rerank", batch_invariant=True)
 
 
 @pytest.fixture(scope="module")
-def application(model: str, films: Path, ranker: Predictor, tmp_path_factory: Any) -> App:
+def application(model, films, ranker, tmp_path_factory) -> App:
     other = tmp_path_factory.mktemp("other") / "plain"
     bothways.build_index(TEXTS[30:], model, other, stored="int8")
     models = {"vectors": bothways.load(model, "embed", batch_invariant=True), "rank": ranker}
@@ -63,27 +63,23 @@ def application(model: str, films: Path, ranker: Predictor, tmp_path_factory: An
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Iterator[httpx.Client]:
+def client(url) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
 def search(client: httpx.Client, **body: Any) -> Any:
-    response = client.post("/search", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return answer(client, "/search", body)
 
 
 @pytest.mark.parametrize("mode", ["vectors", "bm25", "hybrid"])
 @pytest.mark.parametrize("rerank", [None, "rank"])
-def test_hits_are_those_of_the_library(
-    client: httpx.Client, films: Path, ranker: Predictor, mode: Any, rerank: str | None
-) -> None:
+def test_hits_are_those_of_the_library(client, films, ranker, mode, rerank):
     asked = {"top": 4, "mode": mode, "depth": 7}
-    answer = search(client, query=QUERIES, index="films", rerank=rerank, **asked)
+    response = search(client, query=QUERIES, index="films", rerank=rerank, **asked)
     expected = bothways.search(films, QUERIES, rerank=rerank and ranker, **asked)
-    assert (answer["index"], answer["version"]) == ("films", 1)
-    for query, result, hits in zip(QUERIES, answer["results"], expected, strict=True):
+    assert (response["index"], response["version"]) == ("films", 1)
+    for query, result, hits in zip(QUERIES, response["results"], expected, strict=True):
         assert result["query"] == query
         assert [hit["id"] for hit in result["hits"]] == [hit.id for hit in hits]
         scores = [hit.score for hit in hits]
@@ -91,7 +87,7 @@ def test_hits_are_those_of_the_library(
         assert [hit["text"] for hit in result["hits"]] == [hit.text for hit in hits]
 
 
-def test_an_index_is_chosen_and_described(client: httpx.Client) -> None:
+def test_an_index_is_chosen_and_described(client):
     assert len(search(client, query="a", index="plain")["results"][0]["hits"]) == 10
     described = {one["name"]: one for one in client.get("/info").json()["indexes"]}
     assert described["films"] == {
@@ -125,13 +121,11 @@ def test_an_index_is_chosen_and_described(client: httpx.Client) -> None:
         ({"query": "a", "indx": "films"}, (422, "invalid", "indx")),
     ],
 )  # fmt: skip
-def test_refusals(client: httpx.Client, body: Any, refused: Any) -> None:
-    response = client.post("/search", json=body)
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == refused
+def test_refusals(client, body, refused):
+    assert refusal(client, "/search", body)[:3] == refused
 
 
-def test_a_server_without_an_index(model: str, application: App) -> None:
+def test_a_server_without_an_index(model, application):
     alone = app(application.models.named("vectors").predictor)
     assert "/search" not in document(alone.models, guarded=False)["paths"]
     with running(alone) as url:
@@ -140,7 +134,7 @@ def test_a_server_without_an_index(model: str, application: App) -> None:
         assert "--index FOLDER" in response.text
 
 
-def test_a_changed_index_is_opened_again(tmp_path: Path, model: str) -> None:
+def test_a_changed_index_is_opened_again(tmp_path, model):
     folder, embedder = tmp_path / "index", bothways.load(model, "embed", batch_invariant=True)
     bothways.build_index(["the cat"], model, folder)
     with (
@@ -173,7 +167,7 @@ def test_a_changed_index_is_opened_again(tmp_path: Path, model: str) -> None:
         assert search(client, query="the cat")["results"] == found["results"]
 
 
-def test_searches_while_the_index_changes(tmp_path: Path, model: str) -> None:
+def test_searches_while_the_index_changes(tmp_path, model):
     folder = tmp_path / "index"
     bothways.build_index(["the cat"], model, folder)
     application = app(bothways.load(model, "embed"), indexes={"one": folder})
@@ -183,13 +177,11 @@ def test_searches_while_the_index_changes(tmp_path: Path, model: str) -> None:
             for n in range(4):
                 bothways.build_index([f"a dog {n}"], out=folder)
         found = [task.result() for task in searches]
-    for answer in found:
-        assert len(answer["results"][0]["hits"]) == answer["version"]
+    for each in found:
+        assert len(each["results"][0]["hits"]) == each["version"]
 
 
-def test_searches_that_would_wait_too_long_are_refused(
-    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_searches_that_would_wait_too_long_are_refused(tmp_path, model, monkeypatch):
     folder = tmp_path / "index"
     bothways.build_index(["the cat"], model, folder)
     application = app(bothways.load(model, "embed"), indexes={"one": folder})
@@ -218,9 +210,7 @@ def test_searches_that_would_wait_too_long_are_refused(
         assert search(client, query="a")["version"] == 1
 
 
-def test_an_index_needs_the_model_that_made_it(
-    tmp_path: Path, model: str, films: Path, folder: Path
-) -> None:
+def test_an_index_needs_the_model_that_made_it(tmp_path, model, films, folder):
     make_masked(tmp_path, seed=4)
     indexes = named_indexes([str(films)])
     assert indexes == {"films": str(films)}

@@ -38,12 +38,6 @@ def test_an_unknown_label_does_not_list_all_labels():
     assert did_you_mean("qqq", labels) == ""
 
 
-def test_an_unknown_column_is_guessed(tmp_path):
-    (tmp_path / "a.tsv").write_text("Sentence\tlabel\ngood\tx\n")
-    with pytest.raises(DataError, match=r"has no column 'sentnce'; .*; did you mean 'Sentence'"):
-        ClassificationTask().read(str(tmp_path / "a.tsv"), TextColumns("sentnce", None, "label"))
-
-
 @pytest.mark.parametrize(
     ("task", "row", "expected"),
     [

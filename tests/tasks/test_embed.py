@@ -52,7 +52,7 @@ POOL = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.m
 )
 def test_vectors_are_those_of_a_plain_loop(made, pooling, layers, combine):
     model, tokenizer, theirs = made
-    draw = random.Random()
+    draw = random.Random(0)
     texts = [make_masked_text(draw, longest, 0) for longest in (1, 5, 9, 3, 60)] + [""]
     hidden = {text: layers_of(theirs, tokenizer, text) for text in texts}
     for normalised, components in ((False, None), (True, None), (False, 5), (True, 20)):
@@ -109,7 +109,7 @@ def test_long_texts_are_cut_and_counted(made):
 
 def test_pairs_are_scored_as_scipy_scores_them(made):
     model, tokenizer, _ = made
-    draw = random.Random()
+    draw = random.Random(0)
     texts = [make_masked_text(draw, 6, 0) for _ in range(60)]
     pairs = zip(texts[::2], texts[1::2], strict=True)
     examples = [TextExample(*pair, str(draw.random())) for pair in pairs]

@@ -23,7 +23,7 @@ from toy_task import VOCABULARY
 @pytest.mark.parametrize(("variant", "training"), [("original", False), ("word_l2r", True)])
 def test_it_is_that_of_a_plain_loop(made, variant, training):
     model, tokenizer, theirs = made
-    draw = random.Random()
+    draw = random.Random(0)
     texts = [make_masked_text(draw, longest, 0) for longest in (1, 4, 9, 9, 30)]
     texts += ["apesss bees", ""]
     task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 12).train(training)

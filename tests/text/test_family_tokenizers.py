@@ -24,6 +24,7 @@ from transformers import (
 from bothways.core.errors import TokenizerError
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
+from protobuf_writer import field, varint
 from toy_text import (
     assert_same_tokens,
     bert_tokens,
@@ -253,26 +254,12 @@ def albert_of(pieces: list[tuple[str, float]], **settings: Any) -> AlbertTokeniz
     return albert(scored, **settings)
 
 
-def field(number: int, content: bytes | int | float) -> bytes:
-    match content:
-        case bytes():
-            return number_of(number << 3 | 2) + number_of(len(content)) + content
-        case int():
-            return number_of(number << 3) + number_of(content)
-        case float():
-            return number_of(number << 3 | 5) + struct.pack("<f", content)
-
-
-def number_of(value: int) -> bytes:
-    return bytes([value & 127 | 128]) + number_of(value >> 7) if value > 127 else bytes([value])
-
-
 def message(pieces: list[tuple[str, float]], *, kind: int = 1, charsmap: bytes = b"") -> bytes:
     """A SentencePiece model: pieces (text, score, type), the trainer's settings, the normaliser's, and fields to skip."""
     held = b"".join(
         field(1, field(1, text.encode()) + field(2, score) + field(3, 1)) for text, score in pieces
     )
-    trainer = field(4, 300) + field(3, kind) + number_of(99 << 3 | 1) + bytes(8)
+    trainer = field(4, 300) + field(3, kind) + varint(99 << 3 | 1) + bytes(8)
     return (
         held
         + field(2, trainer)
@@ -325,7 +312,7 @@ def test_a_last_normaliser_that_joins_spaces_changes_nothing(tmp_path):
 
 GPT = json.dumps({token: id for id, token in enumerate([*"abcdefg", "<|endoftext|>"])}).encode()
 XLNET = message([("<unk>", 0.0), ("<cls>", 0.0), ("<sep>", 0.0), ("<mask>", 0.0), *PIECES])
-SCORE_CUT = field(1, field(1, b"a") + number_of(2 << 3 | 5) + b"\0")
+SCORE_CUT = field(1, field(1, b"a") + varint(2 << 3 | 5) + b"\0")
 NO_MODEL = "is not a SentencePiece model: "
 
 

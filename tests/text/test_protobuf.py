@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bothways.text.protobuf import Fixed, MalformedError, fields
+from protobuf_writer import field, varint
 
 VALUES = (
     st.integers(0, 2**64 - 1)
@@ -14,21 +15,14 @@ VALUES = (
 )
 
 
-def written(number: int) -> bytes:
-    groups = [number >> shift & 127 for shift in range(0, max(number.bit_length(), 1), 7)]
-    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
-
-
 def message(items: list[tuple[int, int | bytes | Fixed]]) -> bytes:
     parts = []
     for number, value in items:
-        match value:
-            case int():
-                parts += [written(number << 3), written(value)]
-            case bytes():
-                parts += [written(number << 3 | 2), written(len(value)), value]
-            case Fixed(data):
-                parts += [written(number << 3 | (5 if len(data) == 4 else 1)), data]
+        if isinstance(value, Fixed):
+            kind = 5 if len(value.data) == 4 else 1
+            parts.append(varint(number << 3 | kind) + value.data)
+        else:
+            parts.append(field(number, value))
     return b"".join(parts)
 
 

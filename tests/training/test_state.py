@@ -66,13 +66,6 @@ def test_a_duration_is_positive_and_finite(text):
         duration(text)
 
 
-def test_share_is_measured_in_the_unit_of_the_duration():
-    progress = RunState(steps=50, tokens=3000, epochs=1.5, seconds=900.0)
-    assert [
-        progress.share(each) for each in (Steps(200), Tokens(6000), Epochs(3.0), Hours(1.0))
-    ] == [0.25, 0.5, 0.5, 0.25]
-
-
 @given(st.integers(1, 50), st.lists(st.integers(1, 200), min_size=1, max_size=30))
 def test_something_is_due_once_for_each_multiple_that_is_reached(every, increments):
     progress, times = RunState(), 0

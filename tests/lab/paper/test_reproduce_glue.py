@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.finetuning import run as job
 from bothways.lab.paper import benchmarks as glue
 from bothways.lab.paper.experiment import PUBLISHED, CellOutcome, NotRun, Request
 from bothways.lab.paper.pages import average, benchmark_report
@@ -25,6 +23,7 @@ from commands import run_line
 from fake_hub import fake_hub
 from heard_progress import Heard
 from toy_folder import make_folder
+from toy_task import interrupt_score
 
 GLUE = {task.name: task for task in glue.TASKS_OF_GLUE}
 QUICK = ("length=16", "training.precision=fp32", "training.optimizer.lr=3e-3")
@@ -288,14 +287,6 @@ def test_glue_runs_from_files_to_results(place, tmp_path):
 
 
 def test_interrupted_benchmark_resumes(place, tmp_path, monkeypatch):
-    scored, score = [], job.score
-
-    def interrupting(*arguments: Any, **options: Any) -> Any:
-        scored.append(1)
-        if len(scored) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return score(*arguments, **options)
-
     # The cost is measured before each run; test_dry_run_prints_cost_only has it.
     monkeypatch.setattr("bothways.lab.paper.run.estimate", lambda *_, **__: None)
     overrides = (*QUICK, "training.evaluate=1 epochs")
@@ -304,7 +295,7 @@ def test_interrupted_benchmark_resumes(place, tmp_path, monkeypatch):
     )
     first = request.out / "runs" / "CoLA" / "lr0.003-batch32-3-epochs-seed0"
     with monkeypatch.context() as patch:
-        patch.setattr(job, "score", interrupting)
+        interrupt_score(patch, 2)
         with pytest.raises(KeyboardInterrupt):
             reproduce("glue", request, device="cpu")
     assert list(first.glob("step-*"))

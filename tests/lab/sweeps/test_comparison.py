@@ -45,7 +45,7 @@ def test_interval_has_nominal_coverage(monkeypatch):
 
 
 def test_interval_matches_manual_bootstrap():
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(0)
     left, right = rng.normal(size=(2, 300))
     means = (right - left)[rng.integers(300, size=(10_000, 300))].mean(1)
     low, high = np.quantile(means, [0.025, 0.975])

@@ -26,6 +26,7 @@ from bothways.model.heads import Head, LabelHead, MaskedHead, ReplacedHead
 from bothways.model.model import Encoder, Model
 from bothways.model.positions import Convolution, Disentangled
 from bothways.training.step_cost import forward_flops
+from random_weights import perturb
 
 HEADS, SIZE = 2, 5
 
@@ -234,9 +235,7 @@ def test_what_one_sequence_gives_does_not_depend_on_the_others(seed):
     torch.manual_seed(seed)
     config, lengths = shape(seed), [7, 8, 1, 5]
     model = Model(config, (MaskedHead(), ReplacedHead())).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
+    perturb(model, 0.2)
     ids = torch.randint(config.vocab, (sum(lengths),))
 
     def run(ids: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
@@ -260,9 +259,7 @@ def test_keys_without_a_bias_are_keys_with_a_bias_of_zero():
     )
     without = Model(config, (MaskedHead(),)).eval()
     plain = Model(replace(config, bias=Bias()), (MaskedHead(),)).eval()
-    with torch.no_grad():
-        for parameter in without.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
+    perturb(without, 0.2)
     state = without.state_dict()
     for layer in range(2):
         stem = f"encoder.blocks.{layer}.attention"

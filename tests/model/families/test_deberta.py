@@ -19,6 +19,7 @@ from bothways.model.families.catalogue import family_for, preset
 from bothways.model.families.deberta import DEBERTA_V2
 from bothways.model.heads import ChoiceHead, LabelHead, MaskedHead, ReplacedHead
 from bothways.model.model import Model
+from random_weights import perturb
 
 LENGTHS = [7, 11, 1, 9]
 TABLE = "deberta.embeddings.position_embeddings.weight"
@@ -34,10 +35,7 @@ SHAPE = {"vocab": 9, "width": 16, "depth": 1, "heads": 2, "intermediate_size": 9
 
 
 def moved(model: Any) -> Any:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model.eval()
+    return perturb(model, 0.15).eval()
 
 
 def inputs(seed: int = 0) -> tuple[Batch, dict[str, Tensor], Tensor]:

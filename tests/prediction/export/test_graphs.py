@@ -42,6 +42,7 @@ from bothways.prediction.export.folder import compare_outputs, convert_to_openvi
 from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
 from bothways.prediction.session_model import Arrays, open_openvino
 from family_peers import peer
+from random_weights import perturb
 from spread import first_of
 
 CASES = [
@@ -70,11 +71,7 @@ def in_session(graph: onnx.ModelProto) -> Callable[[Arrays], dict[str, Any]]:
 def moved(config: Any, heads: tuple[Head, ...]) -> Model:
     """A model whose parameters have all moved away from where they start."""
     torch.manual_seed(3)
-    model = Model(config, heads).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model
+    return perturb(Model(config, heads).eval(), 0.15)
 
 
 def loaded(family: Family, architecture: Architecture, seed: int, folder: Path) -> Model:

@@ -12,11 +12,8 @@ import pytest
 import torch
 
 import bothways
-from bothways.hub.model_folder import load_model, save_model
-from bothways.model.heads import LabelHead, PoolerHead
-from bothways.model.model import Model
 from bothways.prediction.export.folder import Int8Gate, write_export
-from toy_folder import make_folder
+from toy_folder import make_folder, save_classifier
 
 ROOT = Path(__file__).parents[3]
 MODULES = ROOT / ".node" / "node_modules"
@@ -53,11 +50,10 @@ def test_vectors_of_real_weights(precision, tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_probabilities_of_a_classifier(precision, tmp_path):
-    loaded = load_model(make_folder(tmp_path / "bert"))
-    torch.manual_seed(1)
-    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
-    torch.nn.init.normal_(model.heads["labels"].dense.weight, std=0.5)
-    save_model(tmp_path / "model", model, loaded.tokenizer(), labels=("neg", "pos"))
+    def widen(model):
+        torch.nn.init.normal_(model.heads["labels"].dense.weight, std=0.5)
+
+    save_classifier(tmp_path / "model", make_folder(tmp_path / "bert"), change=widen)
     write_export(tmp_path / "model", tmp_path / "out", task="classify", int8=GATE)
     found = in_node(tmp_path / "out", "text-classification", DTYPES[precision])
     exported = bothways.load(tmp_path / "out", runtime="onnxruntime", precision=precision)
