@@ -133,6 +133,7 @@ def place(tmp_path_factory) -> Path:
         ("finetune bert train.tsv --batch-size 1.000", "--batch-size"),
         ("inspect-step bert 5.5 corpus", "STEP"),
         ("predict classifier ''", "INPUTS"),
+        ("settings finetune", "prefix"),
         ("predict classifier train.tsv --out ''", "--out"),
         ("finetune bert train.tsv batch_size=1.000", "batch.n"),
         ("finetune bert train.tsv --until='1.000 steps'", "training.until"),

@@ -21,6 +21,7 @@ from bothways.training.schedules import (
     RunState,
     Steps,
     Tokens,
+    duration,
     plateau_end,
     rate_factor,
 )
@@ -31,6 +32,13 @@ SCHEDULES = [Linear, GoogleLinear, Constant, Polynomial, Cosine, WSD]
 def rates(schedule, total):
     at = rate_factor(schedule, Steps(total))
     return [at(RunState(steps=step)) for step in range(total + 1)]
+
+
+@pytest.mark.parametrize(
+    "text", ["2 hours", "0.25 hours", "20 minutes", "95 seconds", "0.5 epochs", "1000 steps"]
+)
+def test_a_duration_is_printed_as_it_may_be_written(text):
+    assert str(duration(text)) == text
 
 
 @given(

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import bothways
 from bothways.cli import options
@@ -454,11 +454,10 @@ def settings(
         names = {name for s in every for name in (s.path, *s.path.split("."), s.name)}
         near = difflib.get_close_matches(prefix, names, 1)
         guess = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(
-            f"no setting begins with {prefix!r}{guess}",
-            where="prefix",
-            fix="bothways settings lists all.",
-        )
+        fix = "bothways settings lists all."
+        if prefix in get_args(Command):
+            fix = f"For those of a command: --command {prefix}."
+        raise ConfigError(f"no setting begins with {prefix!r}{guess}", where="prefix", fix=fix)
     console = output_console()
     if json:
         rows = [{"command": name, **vars(s)} for name, listed in chosen.items() for s in listed]
