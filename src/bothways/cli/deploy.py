@@ -92,7 +92,7 @@ def average(*models: Path, out: Path) -> None:
 
 
 @options.documented_by(bothways.export_model)
-def export(  # noqa: PLR0913 – one option per question
+def export(
     folder: str,
     *settings: str,
     to: Literal["onnx", "openvino", "both"] = "onnx",
@@ -101,9 +101,7 @@ def export(  # noqa: PLR0913 – one option per question
     length: options.MaxLength = None,
     int8: str | None = None,
     limit: float | None = None,
-    text: options.TextColumn = None,
-    text_b: options.SecondColumn = None,
-    label: options.LabelColumn = None,
+    columns: options.DataColumns = options.DataColumns(),  # noqa: B008 – frozen
 ) -> None:
     """Write a model as a graph that onnxruntime, OpenVINO and browsers run.
 
@@ -117,7 +115,6 @@ def export(  # noqa: PLR0913 – one option per question
     limit
         Points of the metric that int8 may lose; a point is 0.01. By default 0.5.
     """
-    columns = {"text": text, "text_b": text_b, "label": label}
     with terminal_progress() as progress:
         result = bothways.export_model(
             folder,
@@ -127,7 +124,7 @@ def export(  # noqa: PLR0913 – one option per question
             length=length,
             int8=int8,
             limit=limit,
-            columns={name: column for name, column in columns.items() if column is not None},
+            columns=columns.named,
             progress=progress,
             **options.settings_for(bothways.export_model, settings),
         )
