@@ -39,13 +39,13 @@ def ours(port: int, folder: str, runtime: str) -> None:
     from bothways.prediction.predictor import open_task
     from bothways.serving import app
     from bothways.serving.errors import Limits
-    from bothways.serving.run import Deployment, bind, run_server
+    from bothways.serving.run import bind, run_server
 
     predictor = open_task(folder, "embed", batch_invariant=runtime == "torch", runtime=runtime)  # type: ignore[arg-type]
     with bind("127.0.0.1", port) as bound:
         # A slow server is to be measured, not refused by its deadline.
         limits = Limits(deadline_seconds=3600)
-        run_server(app(predictor, limits=limits), bound, Deployment({}))
+        run_server(app(predictor, limits=limits), bound)
 
 
 def fast_api(port: int, folder: str, runtime: str) -> None:

@@ -21,7 +21,7 @@ from bothways.prediction.search.index import Index
 from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.routes import document
-from bothways.serving.run import Deployment, named_indexes, named_models
+from bothways.serving.run import named_indexes, named_models, open_app
 from running_server import answer, refusal, running
 from toy_masked import make_masked
 from toy_predictors import TEXTS, predictor
@@ -217,16 +217,16 @@ def test_an_index_needs_the_model_that_made_it(tmp_path, model, films, folder):
     served = named_models((), None, indexes.values())
     assert [tuple(one) for one in served.values()] == [(model, "embed")]
     with pytest.raises(FolderError, match="which is not among the models that are served"):
-        Deployment(named_models([f"{tmp_path}/model:embed"]), indexes=indexes).app()
+        open_app(named_models([f"{tmp_path}/model:embed"]), indexes)
     with pytest.raises(FolderError, match="which is not among the models that are served"):
         app(predictor(folder, "embed"), indexes={"films": films})
     with pytest.raises(ConfigError, match="made with another length than 9"):
-        Deployment(served, length=9, indexes=indexes).app()
+        open_app(served, indexes, length=9)
     with pytest.raises(FolderError, match="is not an index"):
-        Deployment(served, indexes={"none": str(tmp_path)}).app()
+        open_app(served, {"none": str(tmp_path)})
     for words in (["a b=x"], ["a=x", "a=y"]):
         with pytest.raises(ConfigError, match=r"is not a name|two indexes are called"):
             named_indexes(words)
-    application = Deployment(served, indexes=indexes).app()
+    application = open_app(served, indexes)
     settings = application.models.indexes["films"].model.task_model.task
     assert json.dumps(settings.pooling) == '"cls"'

@@ -14,7 +14,6 @@ from bothways.prediction.predictor import Predictor
 from bothways.serving import run
 from bothways.serving.app import App, app
 from bothways.serving.batcher import Batcher
-from bothways.serving.run import Deployment, NamedModel
 from running_server import running, wait_for
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
@@ -165,7 +164,6 @@ def test_liveness_fails_while_a_batch_is_stuck(application, url, monkeypatch):
 def test_a_server_whose_model_thread_has_ended_says_so_and_ends(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "bert")
     application = app(predictor(folder, "classify"))
-    deployment = Deployment({"default": NamedModel(str(folder))})
     opened, bound = threading.Event(), run.bind("127.0.0.1", 0)
 
     def break_thread(*_: Any) -> Any:
@@ -181,7 +179,7 @@ def test_a_server_whose_model_thread_has_ended_says_so_and_ends(tmp_path, monkey
     thread = threading.Thread(target=probe)
     thread.start()
     with pytest.raises(ResourceError) as caught:
-        run.run_server(application, bound, deployment, opened=opened.set)
+        run.run_server(application, bound, opened=opened.set)
     thread.join(20)
     assert caught.value.where == "serve"
     assert caught.value.what == "the thread of the model has ended"

@@ -92,7 +92,7 @@ def average(*models: Path, out: Path) -> None:
 
 
 @options.documented_by(bothways.export_model)
-def export(  # noqa: PLR0913 – one option per question
+def export(
     folder: str,
     *settings: str,
     to: Literal["onnx", "openvino", "both"] = "onnx",
@@ -101,9 +101,7 @@ def export(  # noqa: PLR0913 – one option per question
     length: options.MaxLength = None,
     int8: str | None = None,
     limit: float | None = None,
-    text: options.TextColumn = None,
-    text_b: options.SecondColumn = None,
-    label: options.LabelColumn = None,
+    columns: options.DataColumns = options.DataColumns(),  # noqa: B008 – frozen
 ) -> None:
     """Write a model as a graph that onnxruntime, OpenVINO and browsers run.
 
@@ -117,7 +115,6 @@ def export(  # noqa: PLR0913 – one option per question
     limit
         Points of the metric that int8 may lose; a point is 0.01. By default 0.5.
     """
-    columns = {"text": text, "text_b": text_b, "label": label}
     with terminal_progress() as progress:
         result = bothways.export_model(
             folder,
@@ -127,7 +124,7 @@ def export(  # noqa: PLR0913 – one option per question
             length=length,
             int8=int8,
             limit=limit,
-            columns={name: column for name, column in columns.items() if column is not None},
+            columns=columns.named,
             progress=progress,
             **options.settings_for(bothways.export_model, settings),
         )
@@ -226,17 +223,15 @@ def serve(  # noqa: PLR0913 – one option per question
         keys = run.read_keys(api_key_file)
     local = host in ("127.0.0.1", "localhost", "::1")
     check_address(host, port, open_to_all=not (local or keys or no_auth))
-    deployment = run.Deployment(
-        folders, length, device, precision, limits, keys,
-        hosts=tuple(name.lower() for name in allow_host) or (run.LOOPBACK if local else None),
-        requests=log == "requests", delay=drain_delay,
-        playground=local if play is None else play, indexes=indexes,
-    )  # fmt: skip
     start = time.perf_counter()
     with run.bind(host, port) as bound:
         if threads is not None:
             torch.set_num_threads(threads)
-        application = deployment.app()
+        application = run.open_app(
+            folders, indexes, length=length, device=device, precision=precision, limits=limits,
+            keys=keys, playground=local if play is None else play,
+            hosts=tuple(name.lower() for name in allow_host) or (run.LOOPBACK if local else None),
+        )  # fmt: skip
         names = listed(f"{model.name} ({model.kind})" for model in application.models)
 
         def opened() -> None:
@@ -244,7 +239,9 @@ def serve(  # noqa: PLR0913 – one option per question
             loaded = f"loaded in {time.perf_counter() - start:.1f} s"
             run.print_line(f"serving {names} on {run.url_of(bound)}, {loaded}")
 
-        run.run_server(application, bound, deployment, opened=opened)
+        run.run_server(
+            application, bound, requests=log == "requests", delay=drain_delay, opened=opened
+        )
 
 
 def play(
@@ -283,24 +280,18 @@ def play(
 
     check_address("127.0.0.1", port, open_to_all=False)
     indexes = run.named_indexes(index)
-    deployment = run.Deployment(
-        run.named_models(models, task, indexes.values()),
-        length,
-        device,
-        precision,
-        hosts=run.LOOPBACK,
-        requests=False,
-        playground=True,
-        indexes=indexes,
-    )
+    folders = run.named_models(models, task, indexes.values())
     with run.bind("127.0.0.1", port) as bound:
-        application = deployment.app()
+        application = run.open_app(
+            folders, indexes, length=length, device=device, precision=precision,
+            hosts=run.LOOPBACK, playground=True,
+        )  # fmt: skip
         url = f"{run.url_of(bound)}/play"
         print(f"open {url} (Ctrl-C ends)", file=sys.stderr, flush=True)
         if not no_browser:
             bound.listen()  # a browser that is quicker than the server waits
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        run.run_server(application, bound, deployment)
+        run.run_server(application, bound, requests=False)
 
 
 def check_address(host: str, port: int, *, open_to_all: bool) -> None:

@@ -213,15 +213,13 @@ def _size_tables(
     return parameters, options.CommandTable("Costs", ("what", "how much"), costs)
 
 
-def compare(  # noqa: PLR0913 – one option per question
+def compare(
     a: str,
     b: str,
     data: str,
     *,
     task: str | None = None,
-    text: options.TextColumn = None,
-    text_b: options.SecondColumn = None,
-    label: options.LabelColumn = None,
+    columns: options.DataColumns = options.DataColumns(),  # noqa: B008 – frozen
     json: options.JsonOutput = False,
     device: options.Device = "auto",
 ) -> None:
@@ -243,13 +241,13 @@ def compare(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import named_columns, open_task
 
     task_name = task or significance.default_task(significance.folders(a)[0])
-    columns = None
-    if text or text_b or label:
+    read_columns = None
+    if columns.named:
         opened = open_task(significance.folders(a)[0], task_name, device="cpu")
-        columns = named_columns(opened.task_model.task, text=text, text_b=text_b, label=label)
+        read_columns = named_columns(opened.task_model.task, **columns.named)
     with terminal_progress() as progress:
         comparison = significance.compare_runs(
-            a, b, data, columns, device=device, task=task_name, progress=progress
+            a, b, data, read_columns, device=device, task=task_name, progress=progress
         )
     if json:
         print(dumps(dataclasses.asdict(comparison)))

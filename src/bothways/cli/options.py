@@ -40,16 +40,11 @@ Device = Annotated[str, Parameter(help="auto (a GPU, if there is one), cpu, cuda
 TextColumn = Annotated[
     str | None,
     Parameter(
-        help="Column of the text, or of the first of two (for rerank the query); default: as in "
-        "training."
+        help="Column of the text, or of the first of two (for rerank the query); without a header "
+        "its number. Default: as in training, if the model was fine-tuned."
     ),
 ]
-NewTextColumn = Annotated[
-    str | None,
-    Parameter(help="Column of the text, or of the first of two; without a header its number."),
-]
 SecondColumn = Annotated[str | None, Parameter(help="The column of the second text.")]
-LabelColumn = Annotated[str | None, Parameter(help="The column of the label.")]
 GroupColumn = Annotated[
     str | None,
     Parameter(
@@ -139,6 +134,21 @@ class RunLength:
             message = f"the length is given twice: {self.epochs:g} epochs and {self.until!r}"
             raise ConfigError(message, where="--until", fix="Leave out --epochs or --until.")
         return self.until if self.epochs is None else f"{self.epochs:g} epochs"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class DataColumns:
+    """The options that name the columns of labelled data."""
+
+    text: TextColumn = None
+    text_b: SecondColumn = None
+    label: Annotated[str | None, Parameter(help="The column of the label.")] = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The columns that are named, by role."""
+        return {role: column for role, column in vars(self).items() if column is not None}
 
 
 def _check_names(kind: object, names: str | Iterable[str] | None) -> None:

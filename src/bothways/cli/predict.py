@@ -203,9 +203,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     *settings: str,
     task: str | None = None,
     blimp: Path | None = None,
-    text: options.TextColumn = None,
-    text_b: options.SecondColumn = None,
-    label: options.LabelColumn = None,
+    columns: options.DataColumns = options.DataColumns(),  # noqa: B008 – frozen
     abstain: options.Abstain = None,
     length: options.MaxLength = None,
     json: options.JsonOutput = False,
@@ -233,10 +231,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
     options.say_kernels(device)
     with terminal_progress() as progress:
         done = bothways.evaluate(
-            model, data, task=task, blimp=blimp, text=text, text_b=text_b, label=label,
-            length=length, report=report, precision=precision, limit=limit, device=device,
-            runtime=runtime, progress=progress,
-            **options.settings_for(bothways.evaluate, settings, abstain=abstain),
+            model, data, task=task, blimp=blimp, length=length, report=report,
+            precision=precision, limit=limit, device=device, runtime=runtime, progress=progress,
+            **columns.named, **options.settings_for(bothways.evaluate, settings, abstain=abstain),
         )  # fmt: skip
     if json:
         print(dumps(done.to_json()))
@@ -247,15 +244,13 @@ def evaluate(  # noqa: PLR0913 – one option per question
 
 
 @options.documented_by(bothways.calibrate)
-def calibrate(  # noqa: PLR0913 – one option per question
+def calibrate(
     model: str,
     data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     *,
     out: Path,
     error: float | None = None,
-    text: options.TextColumn = None,
-    text_b: options.SecondColumn = None,
-    label: options.LabelColumn = None,
+    columns: options.DataColumns = options.DataColumns(),  # noqa: B008 – frozen
     json: options.JsonOutput = False,
     device: options.Device = "auto",
 ) -> None:
@@ -266,15 +261,14 @@ def calibrate(  # noqa: PLR0913 – one option per question
     """
     with terminal_progress() as progress:
         done = bothways.calibrate(
-            model, data, out, error=error, text=text, text_b=text_b, label=label, device=device,
-            progress=progress,
+            model, data, out, error=error, **columns.named, device=device, progress=progress
         )  # fmt: skip
     if json:
         print(dumps(done.record))
         return
     kind = "a scale for each label" if done.temperature is None else f"T = {done.temperature:.3g}"
-    columns = {"before": done.before, "after": done.after}
-    options.show_tables(options.metric_table(f"{model}, calibrated: {kind}", columns))
+    scores = {"before": done.before, "after": done.after}
+    options.show_tables(options.metric_table(f"{model}, calibrated: {kind}", scores))
     say(output_console(), f"Saved in {out}.")
 
 

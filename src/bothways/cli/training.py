@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import bothways
 from bothways.cli import options
@@ -244,9 +243,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     batch_size: int | None = None,
     max_length: int | None = None,
-    text: options.NewTextColumn = None,
-    text_b: options.SecondColumn = None,
-    label: options.LabelColumn = None,
+    columns: options.DataColumns = options.DataColumns(),  # noqa: B008 – frozen
     group: options.GroupColumn = None,
     out: options.RunFolder = Path("finetuned"),
     recipe: options.FineRecipe = "modern",
@@ -297,10 +294,10 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     if seeds is not None and folds is not None:
         message = "and --folds are both given"
         raise ConfigError(message, where="--seeds", fix="Leave out one of the two.")
-    settings = task_settings(
-        overrides, {"text": text, "text_b": text_b, "label": label},
-        lr=lr, batch_size=batch_size, max_length=max_length, group=group,
-        until=end.duration, adapter_only=adapter_only or None,
+    settings = options.settings_for(
+        bothways.finetune, overrides, columns=columns.named or None, lr=lr,
+        batch_size=batch_size, max_length=max_length, group=group, until=end.duration,
+        adapter_only=adapter_only or None,
         teacher=None if teacher is None else {"folder": teacher},
     )  # fmt: skip
     if seeds is not None:
@@ -331,14 +328,6 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         print_folds(done, out)
     else:
         conclude_finetuning(done, out)
-
-
-def task_settings(
-    words: Iterable[str], columns: dict[str, str | None], **arguments: object
-) -> dict[str, Any]:
-    """Return the settings of a fine-tuning, as `settings_for`, with the columns that are named."""
-    names = {name: column for name, column in columns.items() if column is not None}
-    return options.settings_for(bothways.finetune, words, columns=names or None, **arguments)
 
 
 def conclude_finetuning(done: FinetuneResult, out: Path) -> None:
@@ -426,9 +415,7 @@ def sweep(  # noqa: PLR0913 – one option per question
     *overrides: str,
     dev: str,
     task: options.TrainedTask = "classify",
-    text: options.NewTextColumn = None,
-    text_b: options.SecondColumn = None,
-    label: options.LabelColumn = None,
+    columns: options.DataColumns = options.DataColumns(),  # noqa: B008 – frozen
     group: options.GroupColumn = None,
     grid: str = "paper",
     out: Path = Path("sweep"),
@@ -458,8 +445,9 @@ def sweep(  # noqa: PLR0913 – one option per question
     """
     from bothways.lab.sweeps.runs import SweepFolder, parse_grid, sweep_grid
 
-    columns = {"text": text, "text_b": text_b, "label": label}
-    settings = task_settings(overrides, columns, group=group)
+    settings = options.settings_for(
+        bothways.finetune, overrides, columns=columns.named or None, group=group
+    )
     base, notes = finetune_settings(model, train, dev, task, settings, recipe=recipe, config=config)
     with options.training(out, resume, device, notes) as progress:
         series = sweep_grid(base, parse_grid(grid), SweepFolder(out, resume, device, progress))

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
-from bothways.core.errors import ConfigError
 from bothways.serving import compatible, shapes
 from bothways.serving.errors import RequestError
-from bothways.serving.models import Models
+from bothways.serving.models import Models, request_errors
 from bothways.tasks.classification.task import ZeroShotTask
 from bothways.tasks.masked_lm.task import MaskFillingTask
 from bothways.tasks.predictions import AnswerPrediction
@@ -215,7 +214,7 @@ def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
         RequestError: the model has no output for entailment, or the labels cannot be compared.
     """
     model, parameters = models.choose(request.model), request.parameters
-    try:
+    with request_errors("parameters.candidate_labels"):
         changed = model.with_task(
             ZeroShotTask(
                 candidates=tuple(parameters.candidate_labels),
@@ -223,10 +222,6 @@ def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
                 multi_label=parameters.multi_label,
             )
         )
-    except ConfigError as error:
-        raise RequestError(
-            "invalid", error.message("json"), param="parameters.candidate_labels"
-        ) from error
     return shapes.query_each(changed, request.inputs, shapes.label_scores, request.cuts)
 
 

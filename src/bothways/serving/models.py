@@ -140,12 +140,12 @@ def example_ranges(model: ServedModel, examples: Many[Any]) -> Iterator[tuple[in
 
 
 @contextmanager
-def request_errors() -> Iterator[None]:
-    """Raise a user's mistake as the error of a request."""
+def request_errors(param: str = "inputs") -> Iterator[None]:
+    """Raise a user's mistake as the error of a request, whose field `param` is at fault."""
     try:
         yield
     except BothwaysError as error:
-        raise RequestError("invalid", error.message("json"), param="inputs") from error
+        raise RequestError("invalid", error.message("json"), param=param) from error
 
 
 class Models:

@@ -1,4 +1,4 @@
-"""The settings of a server, and an HTTP server for its app.
+"""The models of a server by the words of a command, and an HTTP server for their app.
 
 It is uvicorn, with deadlines for slow clients and an orderly end.
 """
@@ -17,9 +17,8 @@ import sys
 import time
 from asyncio import TimerHandle
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence as Many
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,7 +30,7 @@ from bothways.prediction.predictor import open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.search.index import Index
 from bothways.serving.app import App, requests_log
-from bothways.serving.errors import DEFAULT_LIMITS, Limits, RequestError
+from bothways.serving.errors import RequestError
 from bothways.serving.models import ServedModel
 from bothways.serving.search import open_indexes
 from bothways.tasks.catalogue import is_task, task_kind
@@ -59,49 +58,32 @@ class NamedModel(NamedTuple):
     task: str | None = None
 
 
-@dataclass(frozen=True)
-class Deployment:
-    """The settings of a server process.
+def open_app(
+    models: Mapping[str, NamedModel],
+    indexes: Mapping[str, str] = MappingProxyType({}),
+    *,
+    length: int | None = None,
+    device: str = "auto",
+    precision: PredictPrecision = "fp32",
+    **options: Any,
+) -> App:
+    """Open models and indexes, and return an app that answers by them; errors as `open_task`.
 
-    Attributes:
+    Args:
         models: model folders, folders of runs or Hub ids, by the names that requests use.
-        length, device, precision: as `open_task`.
-        limits, keys, hosts: as `serving.app`.
-        requests: whether each request is a line of the log.
-        delay: seconds between a signal to stop and the end of accepting connections.
-        playground: as `serving.app`.
         indexes: folders of indexes, by the names that requests use.
+        length, device, precision: as `open_task`.
+        options: `limits`, `keys`, `hosts` and `playground` of `serving.app`.
     """
-
-    models: Mapping[str, NamedModel]
-    length: int | None = None
-    device: str = "auto"
-    precision: PredictPrecision = "fp32"
-    limits: Limits = DEFAULT_LIMITS
-    keys: tuple[str, ...] = ()
-    hosts: tuple[str, ...] | None = None
-    requests: bool = True
-    delay: float = 0.0
-    playground: bool = False
-    indexes: Mapping[str, str] = field(default_factory=dict)
-
-    def app(self) -> App:
-        """Return the app with all models opened; errors as `open_task`."""
-        models = dict[str, ServedModel]()
-        for name, (folder, task) in self.models.items():
-            predictor = open_task(
-                folder,
-                task,
-                length=self.length,
-                device=self.device,
-                precision=self.precision,
-                batch_invariant=True,
-            )
-            digest = digest_of_model(folder, whole=True)
-            facts = model_facts(folder, predictor.task_model.labels)
-            models[name] = ServedModel(name, predictor, int(time.time()), digest, facts)
-        indexes = open_indexes(self.indexes, models.values(), self.length)
-        return App(models, self.limits, self.keys, self.hosts, self.playground, indexes)
+    opened = dict[str, ServedModel]()
+    for name, (folder, task) in models.items():
+        predictor = open_task(
+            folder, task, length=length, device=device, precision=precision, batch_invariant=True
+        )
+        digest = digest_of_model(folder, whole=True)
+        facts = model_facts(folder, predictor.task_model.labels)
+        opened[name] = ServedModel(name, predictor, int(time.time()), digest, facts)
+    return App(opened, indexes=open_indexes(indexes, opened.values(), length), **options)
 
 
 def named_models(
@@ -544,8 +526,9 @@ def logged_as_json(*, requests: bool) -> Iterator[None]:
 def run_server(
     app: App,
     bound: socket.socket,
-    deployment: Deployment,
     *,
+    requests: bool = True,
+    delay: float = 0.0,
     opened: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until a signal ends it; see `Server`.
@@ -553,17 +536,19 @@ def run_server(
     Meanwhile the log is written as JSON to standard error.
 
     Args:
+        requests: whether each request is a line of the log.
+        delay: seconds between a signal to stop and the end of accepting connections.
         opened: called when all models have computed a text and connections are accepted.
 
     Raises:
         FolderError: a model fails.
         ResourceError: the thread of the models has ended, so that nothing is answered any more.
     """
-    server = Server(app, deployment.delay, opened)
+    server = Server(app, delay, opened)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, server.handle_exit)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    with logged_as_json(requests=deployment.requests):
+    with logged_as_json(requests=requests):
         asyncio.run(server.serve([bound]))
         if server.fault is not None:
             fix = "Start the server again; its log has the reason."

@@ -40,10 +40,9 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema
 from typing_extensions import TypedDict
 
-from bothways.core.errors import ConfigError
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import Limits, RequestError
-from bothways.serving.models import Models, ServedModel
+from bothways.serving.models import Models, ServedModel, request_errors
 from bothways.tasks.base import EncodedExample, did_you_mean
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.metrics import sigmoid
@@ -378,10 +377,8 @@ def prompted(model: ServedModel, texts: Many[str], name: str | None) -> list[Pro
         if name is None:
             return [PromptedText(text) for text in texts]
         raise RequestError("invalid", "the model has no prompts", param="prompt_name")
-    try:
+    with request_errors("prompt_name"):
         prompt = task.prompt_text(name)
-    except ConfigError as error:
-        raise RequestError("invalid", error.message("json"), param="prompt_name") from error
     return [PromptedText(text, prompt=prompt) for text in texts]
 
 
