@@ -14,9 +14,12 @@ from bothways.pretraining.recipes import RECIPES as PRETRAINING
 from bothways.training_runs import finetune_settings
 
 
-def test_options_win_over_words():
-    settings = settings_for(bothways.finetune, ["lr=1e-3", "batch.n=8"], lr=2e-3, group=None)
+def test_options_and_words_are_settings_and_one_of_a_name():
+    settings = settings_for(bothways.finetune, ["batch.n=8"], lr=2e-3, group=None)
     assert settings == {"lr": 2e-3, "batch.n": "8"}
+    with pytest.raises(ConfigError) as error:
+        settings_for(bothways.finetune, ["lr=1e-3"], lr=2e-3)
+    assert error.value.where == "lr"
 
 
 @pytest.mark.parametrize("word", ["device=cpu", "out=run", "progress=false"])

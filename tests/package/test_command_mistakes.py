@@ -134,6 +134,8 @@ def place(tmp_path_factory) -> Path:
         ("inspect-step bert 5.5 corpus", "STEP"),
         ("predict classifier ''", "INPUTS"),
         ("settings finetune", "prefix"),
+        ("finetune bert train.tsv --lr 1e-4 lr=2e-4", "lr"),
+        ("features bert train.tsv --dev train.tsv layers=last", "layers"),
         ("predict classifier train.tsv --out ''", "--out"),
         ("finetune bert train.tsv batch_size=1.000", "batch.n"),
         ("finetune bert train.tsv --until='1.000 steps'", "training.until"),

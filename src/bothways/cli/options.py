@@ -209,8 +209,9 @@ def settings_for(
         options: settings that have an option; None for those that were not used.
 
     Raises:
-        ConfigError: a word is not a setting, or names an argument of the command.
+        ConfigError: a word is not a setting, or names an argument or an option that is used.
     """
+    used = {name: value for name, value in options.items() if value is not None}
     settings: dict[str, Any] = {**split_overrides(words)}
     if is_integer(settings.get("seed", "").removeprefix("-")):
         settings["seed"] = int(settings["seed"])  # an argument of the function, of its own type
@@ -218,7 +219,10 @@ def settings_for(
     for name in settings.keys() & arguments:
         fix = f"Write --{name.replace('_', '-')} {settings[name]}, if the help lists that option."
         raise ConfigError("is an argument of the command, not a setting", where=name, fix=fix)
-    return settings | {name: value for name, value in options.items() if value is not None}
+    for name in settings.keys() & used:
+        message = "is given as an option and as a setting"
+        raise ConfigError(message, where=name, fix="Leave out one of the two.")
+    return settings | used
 
 
 _SETTINGS = {"objective", "seed", "until"}
