@@ -761,3 +761,4 @@ def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokeni
     with pytest.raises(DataError, match="no document with 1 tokens or more") as error:
         write_corpus([Document(" ", "made")], tokenizer, tmp_path / "e")
     assert "min_tokens" not in str(error.value.fix)
+    assert not any((tmp_path / name).exists() for name in "cde")

@@ -107,7 +107,9 @@ def conclude_pretraining(done: PretrainResult) -> None:
     options.show_tables(
         options.metric_table(
             title, {"": done.metrics}, "",
-            lambda name, value: f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}",
+            lambda name, value: (
+                f"{value:.1%}" if "accuracy" in name or "/probe/" in name else f"{value:,.3f}"
+            ),
         )
     )  # fmt: skip
     write_stderr(f"The model is in {done.folder}. {format_note(done.folder)}".strip())

@@ -380,6 +380,7 @@ def _build(
             raise
         counts, inputs, steps, files = merged
         if not counts.documents:
+            shutil.rmtree(work)  # no other run of this command could use it
             raise shards.nothing_left(folder, settings.cleaning, inputs.documents, steps)
         for name in files:
             (work / name).replace(folder / name)
