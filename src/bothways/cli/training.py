@@ -575,7 +575,7 @@ def _show(done: RunForecast) -> None:
         ("parameters", f"{done.parameters:,}"),
         ("tokens", f"{done.tokens:,.0f}"),
         ("updates", f"{done.updates:,}"),
-        ("operations", f"{done.operations * done.tokens:.3g}"),
+        ("operations", f"{done.operations_per_token * done.tokens:.3g}"),
         ("tokens per second", f"{done.rate:,.0f}"),
         ("checkpoints", checkpoints),
         *((f"time: {name}", time_text(value)) for name, value in done.seconds.items() if value),
