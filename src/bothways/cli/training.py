@@ -226,7 +226,9 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
             **settings,
         )
     if isinstance(done, StaticResult):
-        write_stderr(f"{done!r}")
+        shape = done.task_model.model.config
+        share = f"{shape.width} components, {done.explained:.1%} of the teacher's variance"
+        write_stderr(f"The vectors of {shape.vocab - 1:,} tokens ({share}) are in {done.folder}.")
     elif isinstance(done, FinetuneResult):
         conclude_finetuning(done, out)
     else:
