@@ -346,6 +346,8 @@ def test_labelled_data_fine_tunes_a_student_for_the_task_of_the_teacher(place, m
 def test_mistakes_are_one_message(place, monkeypatch):
     for words, match in (
         (("tuned", "train.tsv"), "labelled data needs a pre-trained student"),
+        (("teacher", "corpsu"), "corpsu is no corpus"),
+        (("teacher",), "data: is missing\n.*--to static"),
         (("tuned", "train.tsv", "--student", "student", "--recipe", "minilm"), "is for a corpus"),
         (("teacher", "corpus", "--recipe", "modern"), "unknown recipe 'modern'"),
         (("teacher", "corpus", "--dev", "dev.tsv"), "is for labelled data"),
