@@ -299,10 +299,10 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     from bothways.text.tokenizer import Tokenizer
 
     if out is not None:
+        check_output_path(out, [*(inputs or ()), tokenizer])
         if out.suffix != ".jsonl":
             message = f"{out.name!r} must end in .jsonl"
             raise ConfigError(message, where="out", fix="Such as ids.jsonl.")
-        check_output_path(out, [*(inputs or ()), tokenizer])
     model = Tokenizer.load(tokenizer)
     hidden = out is None and sys.stdout.isatty()  # a bar would be mixed with the output
     with terminal_progress(hidden=hidden) as progress:
