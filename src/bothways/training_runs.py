@@ -357,6 +357,7 @@ def adapt(  # noqa: PLR0913 – one option per question
     replay_share: float | None = None,
     until: str | None = None,
     length: int = 128,
+    column: str = "text",
     resume: bool = False,
     device: str = "auto",
     progress: Progress | bool = True,
@@ -376,6 +377,7 @@ def adapt(  # noqa: PLR0913 – one option per question
         until: end of the run, such as "20 minutes"; `None` for one pass over the text, with at
             least 1,000 updates.
         length: tokens of a sequence.
+        column: column of the text in tables (.jsonl, .csv, .parquet …), also of general text.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,
@@ -408,6 +410,7 @@ def adapt(  # noqa: PLR0913 – one option per question
             replay_share=replay_share,
             until=until,
             length=length,
+            column=column,
             overrides=settings,
             resume=resume,
             device=device,

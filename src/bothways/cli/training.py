@@ -118,7 +118,7 @@ def conclude_pretraining(done: PretrainResult) -> None:
 
 
 @options.documented_by(bothways.adapt)
-def adapt(
+def adapt(  # noqa: PLR0913 – one option per question
     model: options.StartModel,
     /,
     *texts: Annotated[str, options.INPUTS],
@@ -127,6 +127,7 @@ def adapt(
     replay_share: float | None = None,
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     length: int = 128,
+    column: str = "text",
     resume: options.Resume = False,
     device: options.Device = "auto",
 ) -> None:
@@ -137,7 +138,7 @@ def adapt(
     Parameters
     ----------
     texts
-        Text of the domain: files (.txt, .jsonl, .parquet, also compressed), folders or globs; or
+        Text of the domain: files (.txt, .jsonl, .csv, .parquet, also .gz), folders or globs; or
         the folder of a corpus. Then settings of pretrain by dotted path or common name, such as
         lr=1e-5.
     """
@@ -150,7 +151,7 @@ def adapt(
         with options.training(out, resume, device) as progress:
             done = bothways.adapt(
                 model, files, out, replay=replay or (), replay_share=replay_share, length=length,
-                resume=resume, device=device, progress=progress, **settings,
+                column=column, resume=resume, device=device, progress=progress, **settings,
             )  # fmt: skip
     except KeyboardInterrupt:
         options.stop_saved("What is finished is kept.")
