@@ -53,7 +53,7 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
         ceiling: maximum size of the training text in millions of characters; longer texts are
             sampled evenly.
         seed: seed of that sample.
-        column: column of the text in .jsonl, .parquet and Hub rows.
+        column: column of the text in tables (.jsonl, .csv, .parquet …) and Hub rows.
         out: folder to save the tokenizer in.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
@@ -147,7 +147,7 @@ def build_corpus(  # noqa: PLR0913 – one option per question
         tokenizer: a folder, such as one made by `bothways tokenizer train`, a tokenizer.json or a
             vocab.txt; in Python also a tokenizer.
         out: folder of the corpus.
-        column: column of the text in .jsonl, .parquet and Hub rows.
+        column: column of the text in tables (.jsonl, .csv, .parquet …) and Hub rows.
         boundary: end of a document in a .txt file: blank line, line or file; auto: blank lines if
             there are any, else each line is a document.
         language: language of the sentences, such as en, zh, de; auto: English or Chinese, by

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bothways.core.config.values import checked, require_at_least, require_choice
-from bothways.core.errors import ConfigError, DataError, argument, call
+from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, call
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.finetuning import FinetuneRecipe
@@ -226,6 +226,14 @@ def pretrain_settings(
     return chosen_settings(recipe, encoder, start, changed, devices.gpu_memory(device))
 
 
+def _without_text(source: str) -> BothwaysError:
+    """Return the error about a model without a text, or about a corpus that does not exist."""
+    fix = f"Give a text, or a corpus: {call('show', source, 'TEXT')}"
+    if not local_path(source).exists():
+        return DataError("no such corpus; a model needs a text", where=source, fix=fix)
+    return ConfigError("is missing: only a corpus has sequences", where="text", fix=fix)
+
+
 @checked
 def show(  # noqa: PLR0913 – one option per question
     source: Corpora,
@@ -295,8 +303,7 @@ def show(  # noqa: PLR0913 – one option per question
         not local_path(str(source)).exists() or is_model_folder(Path(resolve_run(str(source))))
     )
     if text is None and of_model:
-        fix = f"Give a text, or a corpus: {call('show', str(source), 'TEXT')}"
-        raise ConfigError("is missing: only a corpus has sequences", where="text", fix=fix)
+        raise _without_text(str(source))
     if text is None and text_b is not None:
         message = "is the second text of a pair, and there is no first"
         raise ConfigError(message, where="text_b", fix="Give text, too.")
@@ -350,6 +357,7 @@ def adapt(  # noqa: PLR0913 – one option per question
     replay_share: float | None = None,
     until: str | None = None,
     length: int = 128,
+    column: str = "text",
     resume: bool = False,
     device: str = "auto",
     progress: Progress | bool = True,
@@ -369,6 +377,7 @@ def adapt(  # noqa: PLR0913 – one option per question
         until: end of the run, such as "20 minutes"; `None` for one pass over the text, with at
             least 1,000 updates.
         length: tokens of a sequence.
+        column: column of the text in tables (.jsonl, .csv, .parquet …), also of general text.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,
@@ -401,6 +410,7 @@ def adapt(  # noqa: PLR0913 – one option per question
             replay_share=replay_share,
             until=until,
             length=length,
+            column=column,
             overrides=settings,
             resume=resume,
             device=device,

@@ -32,7 +32,7 @@ from bothways.data.manifest import MANIFEST
 from bothways.data.sentences import split_sentences
 from bothways.data.shards import first_occurrences
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.trainers import SPECIALS
+from bothways.text.trainers import SPECIALS, WordPiece, train_vocabulary
 from child_processes import assert_they_end, children
 from heard_progress import Heard
 
@@ -378,6 +378,9 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path, tokenizer):
     ):
         with pytest.raises(DataError, match=message):
             write_corpus(others, tokenizer, tmp_path / "c", workers=1, **settings)
+    other = train_vocabulary(["another text"], WordPiece(size=100))
+    with pytest.raises(DataError, match="that was built with another tokenizer\n"):
+        write_corpus(documents, other, tmp_path / "c", workers=1)
     assert contents(tmp_path / "c") == before
 
 
@@ -735,7 +738,16 @@ def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokeni
         assert [
             note[: len(text)] for note, text in zip(heard.messages, expected, strict=True)
         ] == expected
-    with pytest.raises(DataError, match="left out all 6 documents: word_count 6"):
+    with pytest.raises(DataError, match="left out all 6 documents: word_count 6") as error:
         write_corpus(
             [*documents, *english], tokenizer, tmp_path / "c", cleaning=make_cleaning("gopher")
         )
+    assert "such as word_count=none" in str(error.value.fix)
+    lines = read(Cleaning, {"terminal_punctuation": {}})
+    with pytest.raises(DataError, match="terminal_punctuation 1 lines, min_tokens 1") as error:
+        write_corpus([Document("a menu", "made")], tokenizer, tmp_path / "d", cleaning=lines)
+    assert "such as terminal_punctuation=none" in str(error.value.fix)
+    with pytest.raises(DataError, match="no document with 1 tokens or more") as error:
+        write_corpus([Document(" ", "made")], tokenizer, tmp_path / "e")
+    assert "min_tokens" not in str(error.value.fix)
+    assert not any((tmp_path / name).exists() for name in "cde")

@@ -27,6 +27,7 @@ from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextExample
 from commands import run_line
+from heard_progress import Heard
 
 FIFTH = DevPart((0.8, 0.2), 1)
 
@@ -194,7 +195,14 @@ def test_files_and_rows_are_split_alike_and_recorded(model, tmp_path):
     assert run.origin["data"]["dev"]["name"] == f"20% of {file}"
     assert run.metrics == memory.metrics
     record = json.loads((tmp_path / "run/model/bothways.json").read_text())
+    digest = record["split"].pop("sha256")
     assert record["split"] == {"train": str(file), "dev": "20%", "group": None, "seed": 0}
+    assert digest not in {source["sha256"] for source in record["data"].values()}
+    heard = Heard()
+    bothways.evaluate(tmp_path / "run", rows, progress=heard)
+    assert any("trained the model" in line for line in heard.messages)
+    with pytest.raises(DataError, match="is what the model was trained on"):
+        bothways.calibrate(tmp_path / "run", rows, tmp_path / "new", progress=False)
     assert any(finding.where == "dev" for finding in run.findings)
     recorded = read_recorded_split(str(tmp_path / "run"))
     assert len(recorded[1]) == run.origin["data"]["dev"]["examples"]

@@ -300,6 +300,9 @@ def test_a_student_starts_from_layers_and_loses_no_segment():
             strict=True,
         )
         assert all(torch.equal(*pair) for pair in pairs)
+    with pytest.raises(ConfigError, match="not 1, 5") as raised:
+        with_layers(teacher, shape(segments=0), (1, 5))
+    assert "encoder.depth" not in str(raised.value)
     whole = with_layers(teacher, teacher.config, range(1, 5)).eval()
     assert torch.equal(whole.encoder(batch).last, teacher.encoder(batch).last)
     for layers, changes, match in (
@@ -442,8 +445,10 @@ def test_mistakes_are_one_message(teacher, corpus, tmp_path):
     bothways.save_model(
         tmp_path / "bare", Model(headless.config, (), headless.encoder), corpus.tokenizer
     )
-    with pytest.raises(ConfigError, match="has no masked LM head"):
+    with pytest.raises(ConfigError, match="has no masked LM head") as raised:
         settings_of(tmp_path / "bare", corpus, "distilbert")
+    assert "minilm" in str(raised.value)
+    settings_of(tmp_path / "bare", corpus, "minilm")
 
 
 def test_recipes_are_the_settings_of_the_papers(teacher):

@@ -211,8 +211,9 @@ def test_models_and_tokenizers_are_shown_in_one_line(folder):
     assert "\n" not in repr(model)
 
 
-def test_an_upload_without_a_network_is_one_message(folder, monkeypatch):
-    httpx = pytest.importorskip("httpx")
+@pytest.mark.parametrize("client", ["httpx", "httpx2"])  # the Hub's, older and newer
+def test_an_upload_without_a_network_is_one_message(folder, monkeypatch, client):
+    httpx = pytest.importorskip(client)
 
     def refuse(*_: object, **__: object) -> None:
         raise httpx.ConnectError("Name or service not known")

@@ -91,6 +91,19 @@ def test_the_domain_is_learned_and_measured_before_and_after(tmp_path, tokenizer
     assert bothways.load(tmp_path / "alone", task="fill")("The [MASK] sleeps.")
 
 
+def test_text_is_read_from_a_named_column(tmp_path, tokenizer, texts):
+    model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
+    lines = filter(None, Path(texts["domain"]).read_text("utf8").splitlines())
+    file = tmp_path / "mails.jsonl"
+    file.write_text("".join(json.dumps({"body": line}) + "\n" for line in lines), "utf8")
+    options = {"until": "1 steps", "length": 32, **FAST}
+    with pytest.raises(BothwaysError, match="has no column 'text'"):
+        bothways.adapt(model, file, tmp_path / "run", **options)
+    done = bothways.adapt(model, file, tmp_path / "run", column="body", **options)
+    assert done.folder is not None
+    assert done.vocabulary.domain.fertility > 1
+
+
 def test_a_sentence_encoder_gets_a_head_while_its_encoder_is_frozen(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "model", tokenizer, PoolerHead())
     options = {"until": "10 steps", "length": 32, **FAST}
@@ -336,6 +349,8 @@ def test_labelled_data_fine_tunes_a_student_for_the_task_of_the_teacher(place, m
 def test_mistakes_are_one_message(place, monkeypatch):
     for words, match in (
         (("tuned", "train.tsv"), "labelled data needs a pre-trained student"),
+        (("teacher", "corpsu"), "corpsu is no corpus"),
+        (("teacher",), "data: is missing\n.*--to static"),
         (("tuned", "train.tsv", "--student", "student", "--recipe", "minilm"), "is for a corpus"),
         (("teacher", "corpus", "--recipe", "modern"), "unknown recipe 'modern'"),
         (("teacher", "corpus", "--dev", "dev.tsv"), "is for labelled data"),

@@ -163,7 +163,8 @@ def test_what_cannot_be_probed_is_refused(corpus, files, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text("good\tbad\nThe cat sees.\tThe sees cat.\n")
     with pytest.raises(DataError, match="columns are good, bad") as raised:
-        pretrain(settings_for(corpus, (str(other),)), corpus, device="cpu")
+        pretrain(settings_for(corpus, (str(other),)), corpus, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
     assert raised.value.fix == "Call them text and label, or sentence_good and sentence_bad."
     assert "--" not in str(raised.value)
     small = tmp_path / "small.tsv"

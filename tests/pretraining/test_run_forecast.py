@@ -49,7 +49,7 @@ def test_the_time_of_a_card_is_operations_over_its_rate():
     read = predicted + 1 / n  # of the last block: masked tokens and [CLS]
     pair = (2 * h * h + 4 * h) / n
     forward = layers * attention + (layers - 1 + read) * tail + head + pair
-    assert plan.operations == pytest.approx(3 * forward, rel=1e-3)
+    assert plan.operations_per_token == pytest.approx(3 * forward, rel=1e-3)
     assert plan.seconds["training"] == pytest.approx(3 * forward * 1e9 / (0.35 * 312e12), rel=1e-3)
     assert plan.parameters == 110_106_428
     assert plan.updates == math.ceil(1e9 / 8192)
@@ -67,7 +67,7 @@ def test_ranks_divide_the_work_and_add_an_exchange():
     assert eight.seconds["updates"] == one.seconds["updates"]
     # 1,024 tokens a rank: the backward pass hides less than the gradients take.
     sent = 2 * 4 * one.parameters * (7 / 8) / CARD.link
-    hidden = one.operations * 1024 / (0.35 * CARD.bf16) * 2 / 3
+    hidden = one.operations_per_token * 1024 / (0.35 * CARD.bf16) * 2 / 3
     assert eight.seconds["exchange"] == pytest.approx(eight.updates * max(0, sent - hidden))
     many = dataclasses.replace(settings(), batch=dataclasses.replace(settings().batch, n=2**20))
     assert forecast_run(many, Cards(CARD, 8)).seconds["exchange"] == 0
@@ -76,7 +76,7 @@ def test_ranks_divide_the_work_and_add_an_exchange():
 def test_recomputation_takes_longer_and_leaves_more_room():
     usual, again = (forecast_run(settings(recompute=on), Cards(CARD)) for on in (False, True))
     assert 1.2 < again.seconds["training"] / usual.seconds["training"] < 1.34
-    assert again.operations == usual.operations
+    assert again.operations_per_token == usual.operations_per_token
     assert again.largest > 3 * usual.largest
 
 
@@ -202,7 +202,9 @@ def test_phases_count_by_what_they_read(monkeypatch):
     assert hours.updates == math.ceil(32_400 / 13.8 + 3600 / 103.4)
     per = [3 * objective_flops(run.objective, run.encoder, length) for length in (128, 512)]
     read = [900 * 12_800, 100 * 51_200]
-    assert steps.operations == pytest.approx((per[0] * read[0] + per[1] * read[1]) / sum(read))
+    assert steps.operations_per_token == pytest.approx(
+        (per[0] * read[0] + per[1] * read[1]) / sum(read)
+    )
 
 
 def test_what_is_done_by_epochs_or_with_each_evaluation_is_counted():
@@ -260,6 +262,7 @@ def test_the_command_prints_tables_or_one_object(corpus, capsys):
 def test_the_command_takes_a_length(capsys):
     command("bert-mini", "--hardware", "h100", "--json", "--until", "100 steps")
     values = json.loads(capsys.readouterr().out)
+    assert {"operations_per_token", "tokens_per_second"} <= values.keys()
     assert values["updates"] == 100
     assert values["seconds"]["updates"] == pytest.approx(100 * SHORTEST_UPDATE)
     with pytest.raises(ConfigError) as caught:

@@ -253,13 +253,21 @@ def test_the_command_prints_and_writes(corpus, my_bert, tmp_path, capsys, monkey
         (["a film", "recipe=modern"], "recipe"),
     ],
 )
-def test_mistakes_of_a_command_name_their_place(corpus, my_bert, tmp_path, words, where):
+def test_mistakes_of_a_command_name_their_place(corpus, my_bert, tmp_path, capsys, words, where):
     file = tmp_path / "text.txt"
     file.write_text("a film\n", "utf8")
     names = {"CORPUS": str(corpus.folder), "FILE": str(file)}
     with pytest.raises(ConfigError) as raised:
         run_line("show", my_bert, *(names.get(word, word) for word in words))
     assert raised.value.where == names.get(where, where)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_corpus_that_does_not_exist_is_named(my_bert):
+    with pytest.raises(ConfigError, match="text: is missing"):
+        run_line("show", my_bert)
+    with pytest.raises(DataError, match="corpsu: no such corpus"):
+        run_line("show", "corpsu")
 
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J"

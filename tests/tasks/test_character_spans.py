@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from bothways.core.errors import DataError
 from bothways.data.tables import TableRow
+from bothways.finetuning.data import read_rows
 from bothways.tasks.tagging.examples import TagColumns, TagExample
 from bothways.tasks.tagging.running_text import CharacterSpan, split_words, tags_from_spans
 from bothways.tasks.tagging.task import TaggingTask
@@ -92,10 +93,23 @@ def test_parquet_and_columns_by_name(tmp_path):
     assert reading.task.columns == TagColumns("body", "found")
 
 
+def test_the_splitter_that_fits_a_span_is_named():
+    text = "U.N. speech"
+    with pytest.raises(DataError, match="cuts a word") as raised:
+        tags_from_spans(text, split_words(text, "rules"), [CharacterSpan(0, 3, "ORG")], "1")
+    assert "task.splitter=punctuation" in str(raised.value.fix)
+
+
+def test_the_column_of_sentences_is_used(tmp_path):
+    file = tmp_path / "words.csv"
+    file.write_text("sentence_id,word,tag,note\n1,Anna,B-PER,x\n1,sings,O,x\n2,Berg,B-PER,x\n")
+    assert read_rows(str(file), TASK, "train").unused == ["note"]
+
+
 @pytest.mark.parametrize(
     ("spans", "said"),
     [
-        ([[1, 9, "PER"]], ("0–9", "cuts a word", "task.splitter=punctuation")),
+        ([[1, 9, "PER"]], ("0–9", "cuts a word", "task.splitter=characters")),
         ([[0, 6, "PER"]], ("0–9", "cuts a word")),
         ([[0, 9, "PER"], [5, 9, "X"]], ("overlap", "0–9 (PER)", "5–9 (X)")),
         ([[0, 9, "PER"], [0, 9, "PER"]], ("overlap",)),

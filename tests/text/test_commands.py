@@ -113,7 +113,7 @@ def test_an_input_that_cannot_be_read_is_named_and_not_the_output(tmp_path, monk
     for place in ("bothways.data.text_io._check_head", "pathlib.Path.is_file"):
         monkeypatch.setattr(place, fail)
         with pytest.raises(ResourceError, match=r"text\.txt: cannot be read: Input/output error"):
-            run("encode", text, "--tokenizer", vocabulary, "--out", tmp_path / "out")
+            run("encode", text, "--tokenizer", vocabulary, "--out", tmp_path / "out.jsonl")
     with pytest.raises(ResourceError, match=r"text\.txt: cannot be read: Input/output error"):
         run("train", text, "--out", tmp_path / "out")
 
@@ -147,6 +147,8 @@ def test_encode_files(tmp_path, capsys):
     run(*words, "--out", tmp_path / "out.jsonl")
     written = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in written] == rows
+    with pytest.raises(ConfigError, match=r"'ids\.csv' must end in \.jsonl"):
+        run(*words, "--out", tmp_path / "ids.csv")
 
 
 def _give(monkeypatch, content: bytes) -> None:
@@ -249,6 +251,8 @@ CASED = WordPiece(size=200, lowercase=False, alphabet=20)
 )
 def test_every_figure_is_what_plain_counting_gives(kind):
     tokenizer = train_vocabulary(TEXT[:40], kind)
+    with pytest.raises(ConfigError, match="texts: must be several texts, not one"):
+        vocabulary_report(tokenizer, TEXT[0])
     found = vocabulary_report(tokenizer, iter(TEXT))
     for name, value in _plain(tokenizer, TEXT).items():
         assert getattr(found, name) == pytest.approx(value, abs=1e-12), name

@@ -247,6 +247,7 @@ def test_no_text(kind):
         (lambda: Unigram(coverage=2), "Unigram.coverage", "must be from 0 to 1, not 2"),
         # The trainer reserves its memory at once, and ended Python.
         (lambda: Unigram(10**12), "Unigram.size", "must be at most 10,000,000, not 10{12}"),
+        (lambda: train_vocabulary(TEXT[0], WordPiece()), "texts", "must be several texts, not one"),
         (lambda: sample(TEXT, ceiling=0), "ceiling", "must be at least one character, is 0"),
         (lambda: characters_of(math.inf), "ceiling", "must be a number of millions .*, not inf"),
     ],

@@ -88,8 +88,8 @@ def build(
     Parameters
     ----------
     inputs
-        Files (.txt, .jsonl, .parquet, wiki-extractor's; also .gz, .xz, .zst and .bz2), folders and
-        quoted globs, files at URLs such as s3://bucket/wiki.txt, or Hub data sets as
+        Files (.txt, .jsonl, .csv, .tsv, .parquet, wiki-extractor's; also .gz, .xz, .zst, .bz2),
+        folders and quoted globs, files at URLs such as s3://bucket/wiki.txt, or Hub data sets as
         hub:owner/name:configuration:split. Then settings of the cleaning, such as
         word_count.least=20, near_duplicates.shingle=8 or stop_words=none.
     """
@@ -143,7 +143,7 @@ def inspect(folder: str, /, *, documents: int = 3, seed: int = 0, verify: bool =
         [name, *(f"{length:,}" for length in length_percentiles(values, _POINTS))]
         for name, values in offsets.items()
     ]
-    columns = ("percentile", *(f"{point} %" for point in _POINTS))
+    columns = ("percentile", *(f"{point}%" for point in _POINTS))
     options.show_tables(counts, options.CommandTable("Lengths", columns, rows))
     count = min(documents, len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
@@ -252,8 +252,8 @@ def train(
     Parameters
     ----------
     inputs
-        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders and globs, files at URLs
-        such as s3://bucket/wiki.txt, or hub:owner/name.
+        Files (.txt, .jsonl, .csv, .tsv, .parquet, also .gz, .xz, .zst, .bz2), folders and globs,
+        files at URLs such as s3://bucket/wiki.txt, or hub:owner/name.
     out
         Folder to write; it must not exist or must be empty.
     alpha
@@ -300,6 +300,9 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
 
     if out is not None:
         check_output_path(out, [*(inputs or ()), tokenizer])
+        if out.suffix != ".jsonl":
+            message = f"{out.name!r} must end in .jsonl"
+            raise ConfigError(message, where="out", fix="Such as ids.jsonl.")
     model = Tokenizer.load(tokenizer)
     hidden = out is None and sys.stdout.isatty()  # a bar would be mixed with the output
     with terminal_progress(hidden=hidden) as progress:
@@ -331,8 +334,8 @@ def report(
     Parameters
     ----------
     inputs
-        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders and globs, files at URLs
-        such as s3://bucket/wiki.txt, or hub:owner/name.
+        Files (.txt, .jsonl, .csv, .tsv, .parquet, also .gz, .xz, .zst, .bz2), folders and globs,
+        files at URLs such as s3://bucket/wiki.txt, or hub:owner/name.
     tokenizer
         A folder, a tokenizer.json or a vocab.txt.
     ceiling
@@ -340,7 +343,7 @@ def report(
     examples
         Number of tokens and words to show of each kind.
     column
-        Column of the text in .jsonl and .parquet.
+        Column of the text in tables (.jsonl, .csv, .parquet …).
     """
     from rich import box
     from rich.table import Table

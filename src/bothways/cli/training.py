@@ -106,7 +106,9 @@ def conclude_pretraining(done: PretrainResult) -> None:
     options.show_tables(
         options.metric_table(
             title, {"": done.metrics}, "",
-            lambda name, value: f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}",
+            lambda name, value: (
+                f"{value:.1%}" if "accuracy" in name or "/probe/" in name else f"{value:,.3f}"
+            ),
         )
     )  # fmt: skip
     write_stderr(f"The model is in {done.folder}. {format_note(done.folder)}".strip())
@@ -115,7 +117,7 @@ def conclude_pretraining(done: PretrainResult) -> None:
 
 
 @options.documented_by(bothways.adapt)
-def adapt(
+def adapt(  # noqa: PLR0913 – one option per question
     model: options.StartModel,
     /,
     *texts: Annotated[str, options.INPUTS],
@@ -124,6 +126,7 @@ def adapt(
     replay_share: float | None = None,
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     length: int = 128,
+    column: str = "text",
     resume: options.Resume = False,
     device: options.Device = "auto",
 ) -> None:
@@ -134,7 +137,7 @@ def adapt(
     Parameters
     ----------
     texts
-        Text of the domain: files (.txt, .jsonl, .parquet, also compressed), folders or globs; or
+        Text of the domain: files (.txt, .jsonl, .csv, .parquet, also .gz), folders or globs; or
         the folder of a corpus. Then settings of pretrain by dotted path or common name, such as
         lr=1e-5.
     """
@@ -147,7 +150,7 @@ def adapt(
         with options.training(out, resume, device) as progress:
             done = bothways.adapt(
                 model, files, out, replay=replay or (), replay_share=replay_share, length=length,
-                resume=resume, device=device, progress=progress, **settings,
+                column=column, resume=resume, device=device, progress=progress, **settings,
             )  # fmt: skip
     except KeyboardInterrupt:
         options.stop_saved("What is finished is kept.")
@@ -207,6 +210,9 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     from bothways.finetuning.run import FinetuneResult
     from bothways.prediction.static_distillation import StaticResult
 
+    if data is None and to == "model":
+        fix = "Give a corpus or labelled data; static vectors need none: --to static."
+        raise ConfigError("is missing", where="data", fix=fix)
     settings = options.settings_for(bothways.distil, overrides, until=end.duration)
     with options.training(out, resume, device) as progress:
         done = bothways.distil(
@@ -225,7 +231,9 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
             **settings,
         )
     if isinstance(done, StaticResult):
-        write_stderr(f"{done!r}")
+        shape = done.task_model.model.config
+        share = f"{shape.width} components, {done.explained:.1%} of the teacher's variance"
+        write_stderr(f"The vectors of {shape.vocab - 1:,} tokens ({share}) are in {done.folder}.")
     elif isinstance(done, FinetuneResult):
         conclude_finetuning(done, out)
     else:
@@ -563,7 +571,7 @@ def _show(done: RunForecast) -> None:
         ("parameters", f"{done.parameters:,}"),
         ("tokens", f"{done.tokens:,.0f}"),
         ("updates", f"{done.updates:,}"),
-        ("operations", f"{done.operations * done.tokens:.3g}"),
+        ("operations", f"{done.operations_per_token * done.tokens:.3g}"),
         ("tokens per second", f"{done.rate:,.0f}"),
         ("checkpoints", checkpoints),
         *((f"time: {name}", time_text(value)) for name, value in done.seconds.items() if value),

@@ -323,8 +323,10 @@ def _check_same(
     built = manifests.read_manifest(folder)
     requested, stored = (dict(vars(values)) for values in (settings, built.settings))
     cleaning = config_difference(requested.pop("cleaning"), stored.pop("cleaning"))
+    tokenizers = requested.pop("tokenizer"), stored.pop("tokenizer")  # fingerprints
     differences = {name: value for name, value in requested.items() if value != stored[name]}
-    differing = [f"{name} {stored[name]!r}, not {value!r}" for name, value in differences.items()]
+    differing = ["another tokenizer"] if len({*tokenizers}) > 1 else []
+    differing += [f"{name} {stored[name]!r}, not {value!r}" for name, value in differences.items()]
     differing += [f"another cleaning (now {'; '.join(cleaning)})"] if cleaning else []
     fix = "Choose another folder, or delete this one."
     if differing:
@@ -378,6 +380,7 @@ def _build(
             raise
         counts, inputs, steps, files = merged
         if not counts.documents:
+            shutil.rmtree(work)  # no other run of this command could use it
             raise shards.nothing_left(folder, settings.cleaning, inputs.documents, steps)
         for name in files:
             (work / name).replace(folder / name)

@@ -310,17 +310,24 @@ def nothing_left(
     Args:
         documents: the number of documents of the inputs.
     """
-    left = [step for step in steps if step.documents]
+    left = [step for step in steps if step.documents or step.lines]
     if not left:
         return DataError("the inputs have no document", where=folder, fix="Give other inputs.")
     if [step.name for step in left] == [SHORT]:
         least, short = cleaning.min_tokens, left[0].documents
         message = f"the inputs have no document with {least:,} tokens or more; {short:,} have fewer"
-        fix = f"Set a lower {argument(min_tokens='N')}, or give other inputs."
+        fix = "Give other inputs."
+        if least > 1:
+            fix = f"Set a lower {argument(min_tokens='N')}, or give other inputs."
         return DataError(message, where=folder, fix=fix)
-    reasons = ", ".join(f"{step.name} {step.documents:,}" for step in left)
+    reasons = ", ".join(
+        f"{step.name} {f'{step.lines:,} lines' if step.lines else f'{step.documents:,}'}"
+        for step in left
+    )
     message = f"the cleaning left out all {documents:,} documents: {reasons}"
-    fix = "Change the settings of these steps, or leave some out, such as word_count=none."
+    rules = cleaning.line_rules | cleaning.document_rules
+    worst = max((step for step in left if step.name in rules), key=lambda step: step.bytes)
+    fix = f"Change the settings of these steps, or leave some out, such as {worst.name}=none."
     return DataError(message, where=folder, fix=fix)
 
 

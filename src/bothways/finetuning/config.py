@@ -361,7 +361,7 @@ def taught_finetuning(
         FolderError: the teacher cannot be read.
     """
     if student is None:
-        message = "is missing: labelled data needs a pre-trained student"
+        message = f"is missing: {train} is no corpus, and labelled data needs a pre-trained student"
         fix = "Name one with the teacher's vocabulary, or give a corpus folder to pre-train one."
         raise ConfigError(message, where="student", fix=fix)
     if recipe is not None and recipe not in RECIPES:

@@ -381,7 +381,8 @@ def read_rows(
     if group is not None and len(parser.groups) != len(examples):
         message = f"has no column {group!r}: only tables of one example a row have groups"
         raise DataError(message, where=location, fix=f"Leave {argument(group=group)} out.")
-    unused = [*parser.unused, *reading.unused]
+    columns = vars(task.columns).values()  # those of sentences, too
+    unused = [name for name in (*parser.unused, *reading.unused) if name not in columns]
     return RowsRead(examples, task, parser.groups, unused, classes)
 
 

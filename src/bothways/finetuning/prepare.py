@@ -36,6 +36,7 @@ from bothways.finetuning.data import DataSource, LabelledData, Rows
 from bothways.finetuning.distillation import guide_of, with_guide_vectors, with_teacher_scores
 from bothways.finetuning.few_shot import check_few_shot, with_vector_head
 from bothways.finetuning.lora import LoRA, add_changes, scale_outputs
+from bothways.finetuning.splits import SplitResult
 from bothways.finetuning.stability import apply_stability
 from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
 from bothways.hub.provenance import digest_of_model, without_places
@@ -67,6 +68,7 @@ class PreparedRun:
         findings: warnings and notes of the preflight.
         sources: the records of the data; empty for a run from a model in memory.
         base: the sha256 of the model that the run starts from; empty for one in memory.
+        split: the examples of a source that dev data was split from.
     """
 
     settings: FinetuneConfig
@@ -76,6 +78,7 @@ class PreparedRun:
     findings: tuple[Finding, ...]
     sources: Mapping[str, DataSource] = dataclasses.field(default_factory=dict)
     base: str = ""
+    split: SplitResult | None = None
 
     def identity(self) -> dict[str, Any]:
         """Return the settings of the run and the digests of its data and models, without paths.
@@ -98,9 +101,10 @@ class PreparedRun:
             "data": {name: dataclasses.asdict(source) for name, source in self.sources.items()},
             "base": {"name": settings.model, "sha256": self.base},
         }
-        if settings.dev_part is not None:  # read again by `bothways evaluate`
-            split = dataclasses.asdict(settings.split)
-            result["split"] = {"train": settings.train, "dev": settings.dev, **split}
+        if self.split is not None:  # read again by `bothways evaluate`
+            source = {"train": settings.train, "dev": settings.dev}
+            digest = examples_fingerprint(self.split.examples())
+            result["split"] = source | dataclasses.asdict(settings.split) | {"sha256": digest}
         return result
 
 
@@ -155,7 +159,7 @@ def prepare_run(
     A resumed run passes here, too: pull reads its targets from the model again.
     """
     _check_start(settings, folder, train, start)
-    findings, sources, base = list[Finding](), dict[str, DataSource](), ""
+    findings, sources, base, split = list[Finding](), dict[str, DataSource](), "", None
     if isinstance(train, LabelledData):
         assert start is not None
         data, name = train, "the model"
@@ -190,7 +194,7 @@ def prepare_run(
         unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
         checks = check_model(model.config, tokenizer, data.length)
         findings = [*inputs.findings, *checks, *data.findings]
-        names = {**settings.sources, "unlabelled": str(source)}
+        names, split = {**settings.sources, "unlabelled": str(source)}, inputs.split
     if settings.few_shot is not None:
         model, fresh, unpooled = with_vector_head(model, location), ("labels",), set()
     settings, choices = choose_automatic(
@@ -211,7 +215,7 @@ def prepare_run(
             tracked = track(items, progress, f"fingerprint of {names[side]}", labelled.REPORTED)
             sources[side] = DataSource(names[side], len(items), examples_fingerprint(tracked))
     task_model = _task_model(model, data, settings, device)
-    return PreparedRun(settings, task_model, data, fresh, tuple(notes), sources, base)
+    return PreparedRun(settings, task_model, data, fresh, tuple(notes), sources, base, split)
 
 
 def _with_targets(

@@ -113,6 +113,12 @@ class SplitResult:
     dev_rows: list[int]
     findings: tuple[Finding, ...]
 
+    def examples(self) -> list[Any]:
+        """Return the examples of both sides, in the order of the source."""
+        train, dev, dev_rows = iter(self.train), iter(self.dev), {*self.dev_rows}
+        count = len(self.train) + len(self.dev)
+        return [next(dev if row in dev_rows else train) for row in range(count)]
+
 
 def split_examples(
     task: Task[Any, Any],

@@ -560,10 +560,10 @@ def push_to_hub(
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Without a network: the newer clients of the Hub use httpx, whose errors are no OSError.
+    # Without a network: newer clients of the Hub use httpx or httpx2, whose errors are no OSError.
     failures: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, ValueError)
-    if installed("httpx"):
-        failures += (importlib.import_module("httpx").HTTPError,)
+    clients = [name for name in ("httpx", "httpx2") if installed(name)]
+    failures += tuple(importlib.import_module(name).HTTPError for name in clients)
     # The patterns keep other files of the folder, such as notebooks, out of a public repository.
     api, patterns = HfApi(), [*MODEL_FILES, "README.md"]
     try:

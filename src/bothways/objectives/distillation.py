@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from bothways.core.batch import Batch, Layout, Targets, TokenTargets
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.config.values import require_at_least, require_range
-from bothways.core.errors import ConfigError, Finding, call
+from bothways.core.errors import ConfigError, Finding, argument, call
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, TrainingModule
@@ -355,7 +355,10 @@ class Distillation(Objective):
         kinds = {head.kind for head in heads_of(config, weights.shapes)} if soft else set()
         if soft and "masked" not in kinds:
             message = f"{self.teacher} has no masked LM head, which soft targets are read from"
-            fix = 'Choose another teacher, or losses without it: objective.losses=["relations"]'
+            losses = (
+                f"""{argument(recipe="minilm")} of distil, or objective.losses='["relations"]'"""
+            )
+            fix = f"Choose another teacher, or losses without it: {losses}"
             raise ConfigError(message, where="objective.teacher", fix=fix)
         teacher = config.encoder
         self._check_shapes(encoder, teacher)

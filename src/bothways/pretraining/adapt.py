@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.corpus_source import ByWeight
-from bothways.data.documents import read_documents
+from bothways.data.documents import DocumentReader, read_documents
 from bothways.data.loader import TokenBudget
 from bothways.data.manifest import holds_corpus
 from bothways.data.masking import Vocabulary
@@ -208,6 +208,7 @@ def adapt(  # noqa: PLR0913 – one option per question
     replay_share: float | None = None,
     until: str | None = None,
     length: int = 128,
+    column: str = "text",
     overrides: Any = (),
     resume: bool = False,
     device: str = "auto",
@@ -241,8 +242,9 @@ def adapt(  # noqa: PLR0913 – one option per question
         objective = MaskedLM()
     else:
         objective, fresh = replaced_tokens_of(loaded, source), False
-    sources = {DOMAIN: list(texts), GENERAL: list(replay)}
-    sources = {name: paths for name, paths in sources.items() if paths or name == DOMAIN}
+    sources = {DOMAIN: Sources([*texts], column)}
+    if general := [*replay]:
+        sources[GENERAL] = Sources(general, column)
     if GENERAL not in sources and replay_share is not None:
         message = f"is {replay_share:g}, and there is no general text to read"
         fix = f"Name some: {errors.argument(replay='FILE')}."
@@ -341,7 +343,7 @@ def _settings(
 
 
 def _look(
-    sources: Mapping[str, list[str]],
+    sources: Mapping[str, Sources],
     settings: config.PretrainConfig,
     corpora: Mapping[str, Corpus],
     out: Path,
@@ -364,33 +366,47 @@ def _look(
     return scores, vocabulary
 
 
-def _is_corpus(sources: list[str]) -> bool:
-    return len(sources) == 1 and holds_corpus(sources[0])
+class Sources(NamedTuple):
+    """Files with text in a column, or the folder of a corpus."""
+
+    paths: list[str]
+    column: str
+
+    @property
+    def is_corpus(self) -> bool:
+        """Whether they are the folder of a corpus."""
+        return len(self.paths) == 1 and holds_corpus(self.paths[0])
+
+    def read(self) -> DocumentReader:
+        """Return the documents of the files."""
+        return read_documents(self.paths, column=self.column)
 
 
 def _corpus(
-    sources: list[str], tokenizer: Tokenizer, out: Path, name: str, progress: Progress
+    sources: Sources, tokenizer: Tokenizer, out: Path, name: str, progress: Progress
 ) -> Corpus:
     """Return the corpus of texts, built once, or the corpus that is given."""
-    if _is_corpus(sources):
-        corpus = Corpus.open(sources[0])
+    if sources.is_corpus:
+        corpus = Corpus.open(sources.paths[0])
         if corpus.tokenizer.backend.get_vocab() != tokenizer.backend.get_vocab():
-            message = f"the corpus {sources[0]} was built with another vocabulary than the model's"
+            message = (
+                f"the corpus {sources.paths[0]} was built with another vocabulary than the model's"
+            )
             raise errors.ConfigError(message, where=name, fix="Give the text itself.")
         return corpus
     folder = out / "corpora" / name
     make_folder(folder.parent)
-    return write_corpus(read_documents(sources), tokenizer, folder, progress=Part(progress, name))
+    return write_corpus(sources.read(), tokenizer, folder, progress=Part(progress, name))
 
 
-def _texts(sources: list[str], corpus: Corpus) -> Iterator[str]:
+def _texts(sources: Sources, corpus: Corpus) -> Iterator[str]:
     """Yield the texts; those of a corpus are decoded."""
-    if _is_corpus(sources):
+    if sources.is_corpus:
         for document in range(len(corpus)):
             ids = np.concatenate(corpus.sentences_of(document))
             yield corpus.tokenizer.decode(ids[ids != corpus.tokenizer.specials.unknown])
     else:
-        yield from (document.text for document in read_documents(sources))
+        yield from (document.text for document in sources.read())
 
 
 def _train_head(

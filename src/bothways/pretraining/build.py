@@ -495,7 +495,8 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
     if len(layers) != encoder.depth or not all(1 <= layer <= source.depth for layer in layers):
         need = f"{encoder.depth} layers, one for each of the encoder, from 1 to {source.depth}"
         message = f"must be {need}, not {', '.join(map(str, layers))}"
-        raise ConfigError(message, where=location, fix=f"Set encoder.depth={len(layers)}.")
+        fix = f"Set encoder.depth={len(layers)}." if len(layers) != encoder.depth else ""
+        raise ConfigError(message, where=location, fix=fix)
     if names := layer_differences(source, encoder):
         message = f"the encoder differs from the model that it starts from in {', '.join(names)}"
         fix = "Only depth, segments, dropout and readout may differ; or leave start_layers out."

@@ -276,7 +276,7 @@ class RunForecast:
 
     Attributes:
         ranks: number of processes that train.
-        operations: operations per token of a step, on average.
+        operations_per_token: operations of a step, on average.
         choice: the placement, its memory per rank, and the reason.
         free: bytes of memory of a rank.
         microbatch, largest: tokens that go through the model at once, as set and at most.
@@ -291,7 +291,7 @@ class RunForecast:
     parameters: int
     tokens: float
     updates: int
-    operations: float
+    operations_per_token: float
     choice: step_cost.PlacementChoice
     free: float
     microbatch: int
@@ -319,7 +319,7 @@ class RunForecast:
         memory = values.pop("choice").memory
         amounts = memory._asdict() | {"total": memory.total, "free": values.pop("free")}
         choice = self.choice._asdict() | {"memory": amounts}
-        return values | choice | {"tokens per second": self.rate}
+        return values | choice | {"tokens_per_second": self.rate}
 
 
 def forecast_run(

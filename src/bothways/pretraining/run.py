@@ -156,12 +156,12 @@ def pretrain(
         peak = peak_of(flops, settings.training, used_device, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
+        train_ids, scoring = _split(settings, corpora, plan, training_module, held_out, progress)
         if folder is not None and parallel.is_main(plan):
             locations = {name: str(c.folder.absolute()) for name, c in corpora.parts.items()}
             data = RunData(locations, digests, held_out is None)
             text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
             replace_text(folder / DATA, text)
-        train_ids, scoring = _split(settings, corpora, plan, training_module, held_out, progress)
         corpus_name, first = next(iter(corpora.parts.items()))
         words = words_of_epoch(first, train_ids[corpus_name])
 

@@ -225,11 +225,12 @@ class TrainingInputs:
         """
         from rich.text import Text
 
+        tables = self._tables(head)
         console.print(Text(self.title, style="dim"))
         for sequence in self.sequences:
             shown = terminal.TokenRows if self.of_text else terminal.token_text
             console.print(Text(), shown(sequence))
-        for section in self._tables(head):
+        for section in tables:
             console.print(Text(), terminal.render_report(section))
 
     def _tables(self, head: int | None) -> list[sections.TableSection]:

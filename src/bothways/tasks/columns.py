@@ -198,9 +198,7 @@ def columns_advice(table: Many[Column], names: Many[str] = ()) -> str:
 
 def _spelled(names: Mapping[str, str]) -> str:
     """Return columns by role, as an interface spells them; other roles are settings."""
-    settings = [
-        f"task.columns.{role}={name}" for role, name in names.items() if role not in _OPTIONS
-    ]
+    settings = [f"columns.{role}={name}" for role, name in names.items() if role not in _OPTIONS]
     options = {role: name for role, name in names.items() if role in _OPTIONS}
     return " ".join([*settings, *([argument(**options)] if options else [])])
 

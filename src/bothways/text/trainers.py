@@ -91,8 +91,10 @@ def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
     """Return all texts if they fit in `ceiling` characters, else blocks of a thousandth of it.
 
     Raises:
-        ConfigError: a ceiling below 1.
+        ConfigError: a ceiling below 1, or one text in place of several.
     """
+    if isinstance(texts, str):  # whose items would be read as texts of one character
+        raise ConfigError("must be several texts, not one", where="texts", fix="Give a list.")
     if ceiling < 1:
         message = f"must be at least one character, is {ceiling}"
         raise ConfigError(message, where="ceiling", fix="Give a positive number.")

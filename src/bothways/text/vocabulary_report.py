@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import normalizers, pre_tokenizers
 
-from bothways.core.errors import DataError
+from bothways.core.errors import ConfigError, DataError
 from bothways.text.tokenizer import Tokenizer, bytes_in
 
 _BLOCK = 256
@@ -83,8 +83,11 @@ def vocabulary_report(
     """Measure the fit in one pass; memory grows with the number of distinct words.
 
     Raises:
+        ConfigError: one text in place of several.
         DataError: the texts hold no word.
     """
+    if isinstance(texts, str):  # whose items would be read as texts of one character
+        raise ConfigError("must be several texts, not one", where="texts", fix="Give a list.")
     characters, use, pieces = 0, np.zeros(tokenizer.size, dtype=np.int64), Counter[str]()
     stream = iter(texts)
     while block := list(itertools.islice(stream, _BLOCK)):

@@ -56,7 +56,7 @@ def place(tmp_path_factory) -> Path:
 def without_pages(monkeypatch) -> None:
     """The pages of single runs take longer than these runs."""
     for module in ("pretraining", "finetuning"):
-        monkeypatch.setattr(f"bothways.{module}.run.installed", lambda *packages: False)
+        monkeypatch.setattr(f"bothways.{module}.run.can_write", lambda *_: False)
 
 
 def request_of(place: Path, out: Path, table: str = "bert-5", **changes: Any) -> TableRequest:

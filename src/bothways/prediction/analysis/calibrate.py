@@ -142,7 +142,7 @@ def _check_data(data: dict[str, Any], record: dict[str, Any], labelled: Evaluati
     sources = record.get("data", {})
     # By digest: a copy of the file under another name is the same data.
     seen = [name for name in sources if sources[name].get("sha256") == data["sha256"]]
-    if "train" in seen:
+    if "train" in seen or record.get("split", {}).get("sha256") == data["sha256"]:
         message = "is what the model was trained on, where it is surer than elsewhere"
         raise DataError(message, where=labelled.name, fix="Give data that it has not seen.")
     if seen:

@@ -403,16 +403,21 @@ class EvaluationData:
             reading = predictor.read(data, columns, labelled=True)
         self.counts = counting(reading, self.progress, "evaluating")
         record = read_record(resolve(resolve_run(self.folder)))
-        uses = {
-            "trained the model, whose scores": record.get("data", {}).get("train"),
-            "calibrated the model, whose probabilities": record.get("calibration", {}).get("data"),
+        trained, calibrated = record.get("data", {}), record.get("calibration", {})
+        uses = {  # training data with the dev data that was split from it is training data, too
+            "trained the model, whose scores": [trained.get("train"), record.get("split")],
+            "calibrated the model, whose probabilities": [calibrated.get("data")],
         }
         # The digest is complete when all examples have been read: the note comes after the scores.
         digest = hashlib.sha256()
-        examples = base.hashed(reading.examples, digest) if any(uses.values()) else reading.examples
+        examples = (
+            base.hashed(reading.examples, digest)
+            if any(map(any, uses.values()))
+            else reading.examples
+        )
         yield dataclasses.replace(reading, examples=examples), self.counts
-        for use, source in uses.items():
-            if source and source["sha256"] == digest.hexdigest():
+        for use, sources in uses.items():
+            if digest.hexdigest() in [source.get("sha256") for source in sources if source]:
                 message = f"note: this data {use} look better on it than on other data"
                 self.progress.message(message)
 

@@ -486,7 +486,7 @@ def tag_example(row: Row, columns: TagColumns, where: str, splitter: Splitter) -
         fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
         if label is not None and isinstance(words, str):
             fix += (
-                f" {FORM} For a word in each row name the sentences: task.columns.sentence=NAME. "
+                f" {FORM} For a word in each row name the sentences: columns.sentence=NAME. "
                 f"For labels of texts: {argument(task='classify')}."
             )
         raise DataError(message, where=where, fix=fix)

@@ -253,7 +253,9 @@ def tags_from_spans(
             message = f"the span {span} {text[span.start : span.end][:40]!r} cuts a word; "
             nearest = f"{borders.start}–{borders.stop} ({text[borders][:40]!r})"
             message += f"the nearest borders of words are {nearest}"
-            fix = "Correct the span, or set task.splitter=punctuation (or characters, for Chinese)."
+            borders_of = {border for word in split_words(text, "punctuation") for border in word}
+            splitter = "punctuation" if {first, last} <= borders_of else "characters (for Chinese)"
+            fix = f"Correct the span, or set task.splitter={splitter}."
             raise DataError(message, where=location, fix=fix)
         begin, end, preceding = starts[first], ends[last], span
         # "Anna Berg sings", 0–9 PER → B-PER I-PER O
