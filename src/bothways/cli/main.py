@@ -80,13 +80,13 @@ def _check_words(arguments: ArgumentCollection) -> None:
     """
     for argument in arguments:
         for token in argument.tokens:
-            place = token.keyword or (argument.name or "").lstrip("-").upper()
+            name = token.keyword or (argument.name or "").lstrip("-").upper()
             flag = token.implicit_value is not UNSET
-            if not token.value and not flag and place != "--prompt":  # a prompt may be none
+            if not token.value and not flag and name != "--prompt":  # a prompt may be none
                 fix = "Leave it out, or check the variable that gives it."
-                raise ConfigError("is empty", where=place, fix=fix)
+                raise ConfigError("is empty", where=name, fix=fix)
             if isinstance(argument.value, int) and "." in token.value:
-                raise ConfigError(f"{token.value!r} is not a whole number", where=place)
+                raise ConfigError(f"{token.value!r} is not a whole number", where=name)
 
 
 _PARAMETERS = Group("Arguments and options", help_formatter=_show_panel, validator=_check_words)
@@ -401,8 +401,8 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
         case MissingArgumentError():
             return ConfigError("needs a value", where=error.keyword, fix=fix)
         case ArgumentOrderError(token=word):
-            named = error.prior_positional_or_keyword_supplied_as_keyword_arguments
-            options = " and ".join(str(argument.tokens[0].keyword) for argument in named)
+            arguments = error.prior_positional_or_keyword_supplied_as_keyword_arguments
+            options = " and ".join(str(argument.tokens[0].keyword) for argument in arguments)
             message = f"{word!r} has no name, and {options} before it has"
             return ConfigError(message, where=command, fix=f"Leave out {options}.")
         case RepeatArgumentError(token=token):

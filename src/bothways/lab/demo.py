@@ -179,8 +179,8 @@ def _tagged(count: int) -> list[str]:
     grammar, sentences = Grammar("conll", PEOPLE), dict[str, None]()
     while len(sentences) < count:
         lines = list[str]()
-        for part in grammar.choose("news").split():
-            kind, words = TAGS.get(part.strip("{}")), grammar.say(part).split()
+        for symbol in grammar.choose("news").split():
+            kind, words = TAGS.get(symbol.strip("{}")), grammar.say(symbol).split()
             marks = ["B", *"I" * (len(words) - 1)]
             tags = [f"{mark}-{kind}" if kind else "O" for mark in marks]
             lines += map(" ".join, zip(words, tags, strict=True))
@@ -315,8 +315,9 @@ def _files() -> Iterator[tuple[str, str]]:
             writer.writerows(rows)
             yield name, table.getvalue()
     tagged = _tagged(600)
-    for name, part in ("train", tagged[:400]), ("dev", tagged[400:500]), ("test", tagged[500:]):
-        yield f"{name}.conll", "".join(part)
+    splits = {"train": tagged[:400], "dev": tagged[400:500], "test": tagged[500:]}
+    for name, sentences in splits.items():
+        yield f"{name}.conll", "".join(sentences)
     for name, count in (("train", 120), ("dev", 30)):
         paragraphs = [{"context": text, "qas": qas} for text, qas in _people(name, count)]
         data = {"version": "v2.0", "data": [{"title": "People", "paragraphs": paragraphs}]}

@@ -93,9 +93,9 @@ def distil_static(
     """
     loaded = load_model(resolve_run(teacher), whole=False)
     tokenizer, of_teacher = loaded.tokenizer(), loaded.model.config.width
-    usual = min(256, of_teacher)
-    width = usual if width is None else width
-    fix = f"It is at most that of the teacher: set it to {usual}."
+    default = min(256, of_teacher)
+    width = default if width is None else width
+    fix = f"It is at most that of the teacher: set it to {default}."
     require_range(f"[1, {of_teacher}]", width=width, fix=fix)
     if corpus is not None and (difference := tokenizer.difference(corpus.tokenizer)):
         message = f"the corpus has another vocabulary than {teacher}: {difference}"

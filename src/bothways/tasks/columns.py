@@ -178,11 +178,11 @@ def choose_columns(
                 message = f"two {column.noun}s are read, {pair}; it has {listed(names, MOST)}"
                 raise DataError(message, where=where, fix=advice)
         roles |= selected
-        read = [name for value in selected.values() for name in _listed(value)]
-        if column.answer and (twice := [name for name in read if name in taken]):
+        names_of_role = [name for value in selected.values() for name in _listed(value)]
+        if column.answer and (twice := [name for name in names_of_role if name in taken]):
             message = f"column {twice[0]!r} is named as the {column.noun} and as what is read"
             raise DataError(message, where=where, fix="Name another column for one of them.")
-        taken += read
+        taken += names_of_role
     return type(requested)(**roles)
 
 

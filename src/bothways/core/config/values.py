@@ -254,15 +254,15 @@ def require_range(
         ConfigError: a value is outside or NaN.
     """
     opening, closing, (low, high) = interval[0], interval[-1], interval[1:-1].split(", ")
-    least, most = float(low), float(high)
+    minimum, maximum = float(low), float(high)
     for name, number in numbers.items():
         if number is None or (
-            (number >= least if opening == "[" else number > least)
-            and (number <= most if closing == "]" else number < most)
+            (number >= minimum if opening == "[" else number > minimum)
+            and (number <= maximum if closing == "]" else number < maximum)
         ):
             continue
         bounds = f"{_BOUNDS[opening]} {low}"
-        if most == math.inf:
+        if maximum == math.inf:
             bounds += " and finite" * (number == math.inf)
         elif opening + closing == "[]":
             bounds = f"from {low} to {high}"

@@ -88,10 +88,10 @@ def metrics_html(
 
 def can_write(page: Path, progress: Progress) -> bool:
     """Look for the packages of reports; where one is missing, a note says what is not written."""
-    found = installed("matplotlib", "jinja2")
-    if not found:
+    available = installed("matplotlib", "jinja2")
+    if not available:
         progress.message(f'note: no {page}, which needs pip install "bothways[report]"')
-    return found
+    return available
 
 
 def write_html(report: Report, file: Path) -> None:
