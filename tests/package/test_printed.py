@@ -43,7 +43,7 @@ def test_a_table_of_metrics_of_several_models():
         ["f1", "0.2500", "0.5000"],
         ["f1/[/x]", "1.0000", "0.0000"],
     ]
-    assert shown(metric_table("", {"value": {"tokens": 195}}))[1] == ["tokens", "195.0000"]
+    assert shown(metric_table("", {"value": {"tokens": 1950}}))[1] == ["tokens", "1,950"]
     plain = metric_table("", {"": METRICS}, "", lambda name, value: f"{value:.0%}")
     assert shown(plain) == [["f1", "25%"], ["f1/[/x]", "100%"]]
 

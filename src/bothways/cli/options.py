@@ -273,9 +273,11 @@ def metric_table(
     title: str,
     metrics: Mapping[str, Mapping[str, float]],
     head: str = "metric",
-    shown: Callable[[str, float], str] = lambda name, value: f"{value:.4f}",
+    shown: Callable[[str, float], str] = lambda name, value: (
+        f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+    ),
 ) -> CommandTable:
-    """Return the metrics of one or more models, which have equal names, by column."""
+    """Return the metrics of one or more models, which have equal names, by column; counts whole."""
     rows = [
         [name, *(shown(name, values[name]) for values in metrics.values())]
         for name in next(iter(metrics.values()))
