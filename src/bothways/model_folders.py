@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.core.config.values import checked, nest, require_choice, require_range
-from bothways.core.errors import ConfigError, DataError, argument
+from bothways.core.errors import ConfigError, DataError, argument, require
 from bothways.core.files import check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
 
@@ -359,6 +359,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
         labelled = _labelled_data(folder, data, columns, reporter)
         values, page = nest(settings), None if report is None else local_path(report)
         if page is not None:
+            require("report", "a report", "jinja2", "matplotlib")
             check_output_path(page, [labelled.name])
             if page.suffix.lower() not in (".html", ".htm", ""):
                 message = f"{page.name!r} must end in .html"

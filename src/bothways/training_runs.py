@@ -673,9 +673,15 @@ def distil(  # noqa: PLR0913 – one option per question
         model_folder = folder and folder / "model"
         with shown_progress(progress) as reporter:
             return distil_static(teacher, corpus, width, model_folder, device, reporter)
-    if to != "model" or width is not None:
-        where, message = ("to", f"unknown: {to!r}") if width is None else ("width", "is for static")
-        raise ConfigError(message, where=where, fix=f"For static vectors: {argument(to='static')}.")
+    mistakes = {
+        "to": f"unknown: {to!r}" if to != "model" else "",
+        "width": "is for static" if width is not None else "",
+        "data": "is missing: a corpus, or labelled data" if data is None else "",
+    }
+    for where, message in mistakes.items():
+        if message:
+            fix = f"For static vectors: {argument(to='static')}."
+            raise ConfigError(message, where=where, fix=fix)
     common: Any = {"resume": resume, "device": device, "on_event": on_event}
     if is_corpus:
         if dev is not None:
@@ -688,7 +694,7 @@ def distil(  # noqa: PLR0913 – one option per question
         run: Any = functools.partial(pretraining.pretrain, config_values, text)
     else:
         assert not isinstance(data, Corpus)
-        train = source_name(data, "data")  # type: ignore[arg-type]  # which refuses None
+        train = source_name(data, "data")  # type: ignore[arg-type]
         base = taught_finetuning(teacher, train, name, recipe, dev_name(dev))
         config_values = load_config(base, settings, _path(config))
         common |= {"train": data, "dev": None if isinstance(dev, int | float) else dev}

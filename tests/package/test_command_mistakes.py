@@ -134,6 +134,7 @@ def place(tmp_path_factory) -> Path:
         ("inspect-step bert 5.5 corpus", "STEP"),
         ("predict classifier ''", "INPUTS"),
         ("settings finetune", "prefix"),
+        ("distil bert", "data"),
         ("finetune bert train.tsv --lr 1e-4 lr=2e-4", "lr"),
         ("features bert train.tsv --dev train.tsv layers=last", "layers"),
         ("predict classifier train.tsv --out ''", "--out"),

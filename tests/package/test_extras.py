@@ -48,11 +48,12 @@ def test_fine_tuning_and_prediction_without_optional_packages(tmp_path):
         f"predict {tuned} {texts}",
         f"embed {tuned} {texts} --out {tmp_path / 'vectors.parquet'}",
         f"export {tuned} --out {tmp_path / 'exported'}",
+        f"evaluate {tuned} {dev} --report {tmp_path / 'page.html'}",
         f"adapt {model} {domain} --until 2steps --out {tmp_path / 'adapted'}",
     ]
     words = [sys.executable, "-c", CODE, json.dumps([line.split() for line in lines])]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    finetune, predict, embed, export, adapt = json.loads(done.stdout)
+    finetune, predict, embed, export, evaluate, adapt = json.loads(done.stdout)
     assert finetune[0] == 0, finetune[2]
     assert not (tuned / "tensorboard").exists()
     assert not (tuned / "report.html").exists()
@@ -65,6 +66,8 @@ def test_fine_tuning_and_prediction_without_optional_packages(tmp_path):
     assert export[0] == 2
     assert "needs the package 'onnx', which is not installed" in export[2]
     assert 'pip install "bothways[export]"' in export[2]
+    assert evaluate[0] == 2
+    assert "a report needs the package 'jinja2', which is not installed" in evaluate[2]
     assert adapt[0] == 0, adapt[2]
     assert adapt[2].count("report.html") == 1
     assert f"note: no {tmp_path / 'adapted' / 'report.html'}" in adapt[2]

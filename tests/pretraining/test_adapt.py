@@ -350,7 +350,7 @@ def test_mistakes_are_one_message(place, monkeypatch):
     for words, match in (
         (("tuned", "train.tsv"), "labelled data needs a pre-trained student"),
         (("teacher", "corpsu"), "corpsu is no corpus"),
-        (("teacher",), "data: is missing\n.*--to static"),
+        (("teacher",), "data: is missing: a corpus, or labelled data\n.*to=\"static\""),
         (("tuned", "train.tsv", "--student", "student", "--recipe", "minilm"), "is for a corpus"),
         (("teacher", "corpus", "--recipe", "modern"), "unknown recipe 'modern'"),
         (("teacher", "corpus", "--dev", "dev.tsv"), "is for labelled data"),

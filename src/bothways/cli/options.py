@@ -277,7 +277,7 @@ def metric_table(
         f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
     ),
 ) -> CommandTable:
-    """Return the metrics of one or more models, which have equal names, by column; counts whole."""
+    """Return the metrics of one or more models, which have equal names, by column."""
     rows = [
         [name, *(shown(name, values[name]) for values in metrics.values())]
         for name in next(iter(metrics.values()))

@@ -210,9 +210,6 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     from bothways.finetuning.run import FinetuneResult
     from bothways.prediction.static_distillation import StaticResult
 
-    if data is None and to == "model":
-        fix = "Give a corpus or labelled data; static vectors need none: --to static."
-        raise ConfigError("is missing", where="data", fix=fix)
     settings = options.settings_for(bothways.distil, overrides, until=end.duration)
     with options.training(out, resume, device) as progress:
         done = bothways.distil(

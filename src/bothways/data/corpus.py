@@ -323,9 +323,9 @@ def _check_same(
     built = manifests.read_manifest(folder)
     requested, stored = (dict(vars(values)) for values in (settings, built.settings))
     cleaning = config_difference(requested.pop("cleaning"), stored.pop("cleaning"))
-    tokenizers = requested.pop("tokenizer"), stored.pop("tokenizer")  # fingerprints
+    retokenized = requested.pop("tokenizer") != stored.pop("tokenizer")  # fingerprints
     differences = {name: value for name, value in requested.items() if value != stored[name]}
-    differing = ["another tokenizer"] if len({*tokenizers}) > 1 else []
+    differing = ["another tokenizer"] * retokenized
     differing += [f"{name} {stored[name]!r}, not {value!r}" for name, value in differences.items()]
     differing += [f"another cleaning (now {'; '.join(cleaning)})"] if cleaning else []
     fix = "Choose another folder, or delete this one."

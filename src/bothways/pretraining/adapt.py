@@ -374,7 +374,7 @@ class Sources(NamedTuple):
 
     @property
     def is_corpus(self) -> bool:
-        """Whether they are the folder of a corpus."""
+        """True for the folder of a corpus."""
         return len(self.paths) == 1 and holds_corpus(self.paths[0])
 
     def read(self) -> DocumentReader:
