@@ -14,9 +14,11 @@ from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import finetune_adam
 from bothways.model import block
+from bothways.model.attention import dispatch
+from bothways.model.attention.mask import RotaryTables
 from bothways.model.config import Dropouts, Gated
 from bothways.model.kernels import dropout
-from bothways.model.model import Encoder
+from bothways.model.model import Encoder, recorded_projections
 from bothways.training.run import compute_as
 from small_models import SHAPES
 
@@ -32,7 +34,30 @@ TRACED: tuple[tuple[Any, str], ...] = (
     (block.Block, "rest"), (block.FeedForward, "forward"), (block.FeedForward, "_down"), (block, "activate"),
     (block, "add_norm"), (dropout, "dropout"), (dropout, "_has_kernel"), (dropout.Dropout, "forward"), (dropout, "dropout"),
 )  # fmt: skip
+PACKED: tuple[tuple[Any, str], ...] = (
+    *TRACED, (block.Block, "compute"), (block.Attention, "forward"), (block.Attention, "_project"),
+    (block.Attention, "_project_global"), (block.Attention, "_qkv"), (block, "attend"), (block, "on_round_rows"),
+    (block, "selected_rows"), (dispatch, "attend_packed"), (RotaryTables, "__call__"),
+)  # fmt: skip
 COMPILED = dataclasses.replace(finetune_adam(), compiled=True)
+
+
+@pytest.fixture
+def whole(monkeypatch) -> CompileCounterWithBackend:
+    """Whole blocks around the kernel for packed sequences, on a device without values."""
+    torch._dynamo.reset()
+    for owner, name in PACKED:
+        monkeypatch.setattr(owner, name, inspect.unwrap(getattr(owner, name)))
+    monkeypatch.setattr(dispatch, "has_varlen", lambda device: True)
+    counter = CompileCounterWithBackend("aot_eager")
+    program = torch.compile(block.Block.compute, dynamic=True, fullgraph=True, backend=counter)
+
+    def compiled(method: object) -> Any:
+        assert method is block.Block.compute
+        return program
+
+    monkeypatch.setattr(block, "compiled", compiled)
+    return counter
 
 
 @pytest.fixture
@@ -45,7 +70,7 @@ def counter(monkeypatch) -> CompileCounterWithBackend:
     monkeypatch.setattr(dropout, "runs_on", lambda device: False)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(block.Block.rest, dynamic=True, fullgraph=True, backend=counter)
-    monkeypatch.setattr(block, "compiled_rest", lambda: compiled)
+    monkeypatch.setattr(block, "compiled", lambda method: compiled)
     return counter
 
 
@@ -95,6 +120,26 @@ def test_compiled_is_what_it_is_without(name, recompute, counter):
             torch.testing.assert_close(compiled, usual, rtol=0, atol=1e-6)
         traces.append(counter.frame_count)
     assert 0 < traces[0] == traces[-1]
+
+
+@pytest.mark.parametrize("name", ["bert-base-chinese", "modernbert-large"])
+def test_a_whole_block_is_one_program_for_any_number_of_tokens(name, whole):
+    config = dataclasses.replace(SHAPES[name], dropout=Dropouts(0.1, 0.1))
+    encoder = Encoder(dataclasses.replace(config, depth=3)).to("meta", torch.bfloat16).train()
+    traces = []
+    for lengths in BATCHES:
+        ids = torch.zeros(sum(lengths), dtype=torch.int64, device="meta")
+        for only in (None, ids[:2]):
+            for part in encoder.blocks:
+                part.compiled = True
+            batch = Batch(ids, ids, Layout.of(lengths).to(ids.device))
+            encoder(batch, only=only).last.sum().backward()
+        traces.append(whole.frame_count)
+    assert 0 < traces[0] == traces[-1] <= 6
+    # Hooks are called: no whole program.
+    with recorded_projections(encoder, {1}) as found, pytest.raises(AssertionError):
+        encoder(batch)
+    assert 1 in found
 
 
 def test_a_copy_computes_with_weights_of_its_own(counter):

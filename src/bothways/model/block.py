@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import assert_never
 
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.attention.dispatch import attend
+from bothways.model.attention.dispatch import attend, packed_view
+from bothways.model.attention.flash import PackedView
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.probabilities import attention_probabilities
 from bothways.model.attention.relative import PositionTerms, attend_relative
@@ -96,7 +97,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "tokens width"],
-        view: AttentionView,
+        view: AttentionView | PackedView,
         relative: Float[Tensor, "rows features"] | None = None,
         queries: Float[Tensor, "tokens width"] | None = None,
         only: Int[Tensor, " asked"] | None = None,
@@ -115,6 +116,7 @@ class Attention(nn.Module):
         if queries is not None:
             qkv = self._with_queries(qkv, queries)
         if terms is not None:
+            assert isinstance(view, AttentionView), "its kernel adds no scores of positions"
             heads = attend_relative(qkv, terms, view, rate)
         else:
             heads = attend(qkv, view, rate, self._project_global(x, view))
@@ -130,8 +132,13 @@ class Attention(nn.Module):
         qkv, terms = self._project(x, relative)
         return attention_probabilities(qkv, view, terms, self._project_global(x, view))
 
+    @property
+    def is_recorded(self) -> bool:
+        """True if hooks read what it computes, see `model.recorded_attentions`."""
+        return bool(self._forward_pre_hooks or self.projections._forward_hooks)
+
     def _project_global(
-        self, x: Float[Tensor, "tokens width"], view: AttentionView
+        self, x: Float[Tensor, "tokens width"], view: AttentionView | PackedView
     ) -> Float[Tensor, "tokens 3 heads d"] | None:
         if self.global_qkv is None or not view.has_global_tokens:
             return None
@@ -247,7 +254,8 @@ class Block(nn.Module):
         normed: whether the attention has a LayerNorm.
 
     Attributes:
-        compiled: whether the part after attention is compiled by torch.
+        compiled: whether torch compiles it: all of it around the kernel for packed sequences, else
+            the part after attention.
     """
 
     def __init__(self, config: EncoderConfig, normed: bool = True) -> None:
@@ -273,14 +281,29 @@ class Block(nn.Module):
 
         With `queries`, the residual path is theirs.
         """
+        if self.compiled and relative is None and queries is None:
+            packed = packed_view(view, x, self.attention.shape[-1])
+            if packed is not None and not self.attention.is_recorded:
+                return compiled(Block.compute)(self, x, packed, only=only)
+        return self.compute(x, view, relative, queries, only)
+
+    def compute(
+        self,
+        x: Float[Tensor, "tokens width"],
+        view: AttentionView | PackedView,
+        relative: Float[Tensor, "rows features"] | None = None,
+        queries: Float[Tensor, "tokens width"] | None = None,
+        only: Int[Tensor, " asked"] | None = None,
+    ) -> Float[Tensor, "asked width"]:
+        """Compute `forward`."""
         start = selected_rows(x if queries is None else queries, only)
         if self.normed_after:
             heads = self.attention(x, view, relative, queries, only)
         else:
             normed = None if queries is None else self.attention_norm(queries)
             heads = self.attention(self.attention_norm(x), view, relative, normed, only)
-        if self.compiled:
-            return compiled_rest()(self, start, heads)
+        if self.compiled and not torch.compiler.is_compiling():
+            return compiled(Block.rest)(self, start, heads)
         return on_round_rows(self.rest, start, heads)
 
     def rest(
@@ -302,10 +325,10 @@ class Block(nn.Module):
 
 
 @functools.cache
-def compiled_rest() -> Callable[[Block, Tensor, Tensor], Tensor]:
-    """Return `Block.rest` as one program for all blocks and any number of tokens.
+def compiled(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a method of `Block` as one program for all blocks and any number of tokens.
 
     It is compiled at the first call, and again for training and evaluation, each precision and each
     shape of a block; beyond torch's limit of programs it runs uncompiled.
     """
-    return torch.compile(Block.rest, dynamic=True)
+    return torch.compile(method, dynamic=True)

@@ -87,7 +87,7 @@ def features(monkeypatch) -> Callable[[Feature], None]:
         (1, call(CUDA, BF16, 99, pattern=Causal(), head_size=8), Packed()),
         (1, call(CUDA, BF16, 99, head_size=12), Padded("fused")),
         (1, call(CUDA, BF16, 99, head_size=264), Padded("fused")),
-        (1, call(CUDA, BF16, 99, dropout=0.1), Padded("fused")),
+        (1, call(CUDA, BF16, 99, dropout=0.1), Packed()),
         (1, call(CUDA, FP32, 99), Padded("fused")),
         (1, call(CUDA, BF16, 99, pattern=Blocks(64)), Padded("fused")),
         (2, call(CUDA, BF16, 99, pattern=GLOBAL, global_tokens=True), Flexible()),

@@ -1,4 +1,4 @@
-"""Attention by torch's own kernels: the table, and packed sequences with a stand-in that computes what torch documents."""
+"""Attention by torch's own kernels: the table, and packed sequences with a stand-in for the operator of a GPU."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from bothways.core.batch import Batch, Layout
 from bothways.core.runtime import devices as hardware
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import Packed
-from bothways.model.attention.flash import attend_fused, attend_packed
+from bothways.model.attention.flash import PackedView, attend_fused, attend_packed
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig
@@ -20,32 +20,31 @@ from bothways.model.model import Encoder
 from bothways.model.positions import Rotary
 from small_models import LENGTHS
 
-varlen = pytest.importorskip("torch.nn.attention.varlen")  # torch 2.11
-
 CUDA, CPU, META = (torch.device(name) for name in ("cuda", "cpu", "meta"))
 
 
 def documented(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, keys: Tensor, most: int, most_keys: int, *,
-    window_size: tuple[int, int],
-) -> Tensor:  # fmt: skip
-    """What `varlen_attn` computes by its documentation, one sequence after the other."""
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, keys: Tensor, *others: object,
+    window_size_left: int, window_size_right: int,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """What the operator computes, one sequence after the other."""
     assert starts.dtype == keys.dtype == torch.int32
-    assert most == most_keys == int(starts.diff().max())
-    parts, (left, right) = [], window_size
+    left, right = window_size_left, window_size_right
+    most, causal = int(starts.diff().max()), (left, right) == (-1, 0)
+    assert others == (most, most, 0.0, causal, False)  # no dropout, no mask for a debugger
+    parts = []
     for start, stop in itertools.pairwise(starts):
         distance = torch.arange(int(stop - start))[:, None] - torch.arange(int(stop - start))
         hidden = ((distance > left) & (left >= 0)) | ((-distance > right) & (right >= 0))
         scores = torch.einsum("qhd,khd->hqk", q[start:stop], k[start:stop]) / q.shape[-1] ** 0.5
         shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         parts.append(torch.einsum("hqk,khd->qhd", shares, v[start:stop]))
-    return torch.cat(parts)
+    return torch.cat(parts), None
 
 
 @pytest.fixture
 def stand_in(monkeypatch) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", documented)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", documented)
     monkeypatch.setattr(kernels, "choose", lambda _: Packed())
 
 
@@ -84,11 +83,13 @@ def test_an_encoder_is_the_same_by_either_kernel(patterns, request):
     torch.testing.assert_close(encoder(batch).last, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize("pattern", [Full(), Causal(), Window(3)])
-def test_the_kernel_takes_what_it_is_given(pattern):
+def test_the_kernel_takes_what_it_is_given(pattern, rate):
     """torch's own one on a device without values: shapes and types, forward and backward."""
     qkv = torch.empty(17, 3, 2, 8, device=META, dtype=torch.bfloat16, requires_grad=True)
-    found = attend_packed(qkv, AttentionView(Layout.of([5, 9, 3]).to(META), pattern))
+    view = AttentionView(Layout.of([5, 9, 3]).to(META), pattern)
+    found = attend_packed(qkv, PackedView.of(view), rate)
     assert (found.shape, found.dtype, found.device) == ((17, 2, 8), torch.bfloat16, META)
     found.sum().backward()
     assert qkv.grad is not None
@@ -104,10 +105,6 @@ def test_where_torch_has_the_kernel(built, capability, expected, monkeypatch):
     look = hardware.has_varlen.__wrapped__
     assert look(CUDA) is expected
     assert not look(CPU)
-    monkeypatch.setattr(
-        varlen, "varlen_attn", lambda q, k, v, is_causal=False: q
-    )  # as before torch 2.11
-    assert not look(CUDA)
 
 
 def test_cudnn_is_left_out(monkeypatch):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import inspect
 import os
 import platform
 import shutil
@@ -95,22 +94,13 @@ def _has_onednn() -> bool:
 
 @functools.lru_cache
 def has_varlen(device: torch.device) -> bool:
-    """Return True if torch has varlen flash attention with windows here.
-
-    That needs an NVIDIA GPU, Ampere or later, and torch 2.11.
-    """
-    if (
-        device.type != "cuda"
-        or torch.version.hip is not None
-        or not torch.backends.cuda.is_flash_attention_available()
-    ):
-        return False
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return False
-    windows = "window_size" in inspect.signature(varlen_attn).parameters
-    return windows and torch.cuda.get_device_capability(device) >= (8, 0)
+    """Return True if torch has FlashAttention for packed sequences: NVIDIA, Ampere or later."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
 
 
 def has_flex(device: torch.device) -> bool:

@@ -19,7 +19,7 @@ from typing_extensions import assert_never
 from bothways.core.runtime.devices import has_flex, has_varlen
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention import reference
-from bothways.model.attention.flash import attend_packed
+from bothways.model.attention.flash import PackedView, attend_packed
 from bothways.model.attention.mask import (
     EVERYTHING,
     AttentionPart,
@@ -106,7 +106,7 @@ def choose(call: AttentionCall) -> Kernel:
 
     | # | device | dtype | pattern | dropout | learning | length | kernel |
     |---|---|---|---|---|---|---|---|
-    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | 0 | any | any | Packed |
+    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | any | any | any | Packed |
     | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | Flexible |
     | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
     | 4 | the same | fp32 | all see all | > 0 | any | any | Compiled |
@@ -132,7 +132,7 @@ def choose(call: AttentionCall) -> Kernel:
         half = call.dtype in {torch.bfloat16, torch.float16} and call.head_size % 8 == 0
         plain = not (isinstance(call.pattern, Blocks) or call.global_tokens or call.global_qkv)
         small = call.head_size <= 256
-        if plain and half and small and not call.dropout and has_varlen(call.device):
+        if plain and half and small and has_varlen(call.device):
             return Packed()
         if _is_flexible(call):
             return Flexible()
@@ -200,9 +200,20 @@ def padded_kernel(call: AttentionCall) -> reference.PaddedKernel:
     return "products" if short else "fused"
 
 
+def packed_view(view: AttentionView, x: Tensor, head_size: int) -> PackedView | None:
+    """Return a view for the kernel for packed sequences; None if another one is chosen for `x`."""
+    autocast = x.is_cuda and torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if autocast else x.dtype
+    call = AttentionCall(
+        x.device, dtype, head_size, view.layout.max_seqlen, view.pattern,
+        global_tokens=view.has_global_tokens, causal=view.causal is not None,
+    )  # fmt: skip
+    return PackedView.of(view) if choose(call) == Packed() else None
+
+
 def attend(
     qkv: Float[Tensor, "tokens 3 heads d"],
-    view: AttentionView,
+    view: AttentionView | PackedView,
     rate: float = 0.0,
     global_qkv: Float[Tensor, "tokens 3 heads d"] | None = None,
 ) -> Float[Tensor, "tokens heads d"]:
@@ -214,6 +225,8 @@ def attend(
         rate: of the dropout on attention probabilities.
         global_qkv: queries, keys and values for the global tokens of a window; None for `qkv`.
     """
+    if isinstance(view, PackedView):  # inside a compiled block
+        return attend_packed(qkv if view.rotary is None else view.rotary(qkv), view, rate)
     if view.rotary is not None:
         qkv, global_qkv = view.rotary(qkv), None if global_qkv is None else view.rotary(global_qkv)
     call = AttentionCall(
@@ -224,7 +237,7 @@ def attend(
     match choose(call):
         # The whole batch at once …
         case Packed():
-            return attend_packed(qkv, view)
+            return attend_packed(qkv, PackedView.of(view), rate)
         case Flexible():
             return view.flexible(qkv, global_qkv)
         case Compiled():
