@@ -1,8 +1,10 @@
-"""Steps: the same sequences and masks for any ranks, microbatches and place to start from; and the thread that runs ahead."""
+"""Steps: the same sequences and masks for any ranks, microbatches and place to start from; and what runs ahead."""
 
 import dataclasses
 import functools
 import itertools
+import multiprocessing
+import os
 import random
 import signal
 import threading
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from bothways.core.batch import IGNORED, Layout
 from bothways.core.errors import ConfigError, DataError
+from bothways.core.runtime.process import END_SIGNALS
 from bothways.core.source import Cursor, Sequence
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.loader import (
@@ -29,6 +32,7 @@ from bothways.data.loader import (
     TokenRamp,
     ahead,
     budget_at,
+    by_workers,
     deal,
     prefetch,
     unchanged,
@@ -367,23 +371,32 @@ def test_an_interrupt_while_waiting_ends_the_thread():
     assert not prefetchers()
 
 
-def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(monkeypatch):
+@pytest.mark.parametrize("prepare", [masked, unchanged])
+def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(prepare, monkeypatch):
     pinned: list[Tensor] = []
-    monkeypatch.setattr(
-        Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor.clone()
-    )
-    steps = steps_of(loader_of(corpus_source(NextSentence(24)), ExampleBudget(4)), 2)
-    assert ahead(steps, torch.device("cpu")) is steps
-    found = [*ahead(steps, torch.device("cuda"))]
-    for step, same in zip(steps, found, strict=True):
+
+    def pin(tensor: Tensor) -> Tensor:
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    loader = loader_of(corpus_source(NextSentence(24)), ExampleBudget(4))
+    loader = dataclasses.replace(loader, prepare=prepare)
+    usual = steps_of(loader, 3)
+    early = ahead(loader, torch.device("cuda"), Cursor())
+    for step, same in zip(usual, early, strict=False):
         assert (step.cursor, step.tokens) == (same.cursor, same.tokens)
         for batch, other in zip(step.microbatches, same.microbatches, strict=True):
             before, after = tensors(batch), tensors(other)
-            assert len(before) == len(after) > 5
-            assert {id(tensor) for tensor in before} <= {id(tensor) for tensor in pinned}
-            assert not {id(tensor) for tensor in after} & {id(tensor) for tensor in before}
+            assert len(before) == len(after) >= (5 if prepare is unchanged else 8)
+            assert {id(tensor) for tensor in after} <= {id(tensor) for tensor in pinned}
             assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
             assert other.layout.lengths == batch.layout.lengths
+    early.close()
+    assert not prefetchers()
+    assert not multiprocessing.active_children()
+    made = ahead(loader, torch.device("cpu"), Cursor())
+    assert next(made).cursor == usual[0].cursor
 
 
 def tensors(value: object) -> list[Tensor]:
@@ -501,3 +514,38 @@ def test_dealing_by_hand():
     assert deal([3, 9, 5, 5, 1], 2, 9) == [[[1], [3, 4]], [[2, 0], []]]
     assert deal([4, 5], 1, 9) == [[[1, 0]]]
     assert deal([4], 3, 10) == [[[0]], [[]], [[]]]
+
+
+# --- ahead in processes
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_processes_build_the_same_steps_in_their_order(workers):
+    loader = loader_of(corpus_source(NextSentence(24)), TokenRamp(60, 200, over=3000), budget=90)
+    start = next(loader.steps(Cursor())).cursor
+    whole = [*itertools.islice(loader.steps(start, 50), 25)]
+    steps = by_workers(loader, workers, start, 50)
+    for wanted, found in zip(whole, itertools.islice(steps, 25), strict=True):
+        assert (found.cursor, found.tokens) == (wanted.cursor, wanted.tokens)
+        for one, other in zip(wanted.microbatches, found.microbatches, strict=True):
+            assert all(map(torch.equal, one.tensors(), other.tensors()))
+            assert one.layout.lengths == other.layout.lengths
+    processes = multiprocessing.active_children()
+    assert len(processes) == workers
+    for process, number in itertools.product(processes, END_SIGNALS):
+        os.kill(process.pid, number)  # the reader alone decides
+    following = next(itertools.islice(loader.steps(start, 50), 25, None))
+    assert next(steps).cursor == following.cursor
+    del steps
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_of_a_process_is_raised_here():
+    def refuse(sequence, rng):
+        raise DataError("no text", where="corpus")
+
+    loader = dataclasses.replace(
+        loader_of(corpus_source(FullSentences(24)), TokenBudget(90)), prepare=refuse
+    )
+    with pytest.raises(DataError, match="no text"):
+        next(by_workers(loader, 2, Cursor()))

@@ -10,21 +10,31 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import bothways
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, LabelTargets, filled, pack
+from bothways.core.source import Cursor, Sequence, TrainingStep
+from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.model import Model
 from bothways.model.positions import Rotary
+from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
 from bothways.serving.app import app
+from bothways.training.loop import Loop
+from bothways.training.optimizers import AdamW, build_optimizer
+from bothways.training.parallel import Single
+from bothways.training.saved_state import RunTensors
+from bothways.training.schedules import RunState, Steps
 from commands import run_line
 from running_server import running
 from small_models import LENGTHS, SHAPES, SMALL, batch_for
@@ -74,10 +84,14 @@ def assert_near(found: list[Tensor], wanted: list[Tensor], tolerances: tuple[flo
         assert float((one - other).norm()) <= tolerances[at > 0] * size
 
 
-def compare(config: EncoderConfig, lengths: list[int], dtype: torch.dtype) -> None:
+def compare(
+    config: EncoderConfig, lengths: list[int], dtype: torch.dtype, compiled: bool = False
+) -> None:
     torch.manual_seed(1)
     reference = Model(quiet(config), ())
     model = copy.deepcopy(reference).to(DEVICE)
+    for block in model.encoder.blocks:
+        block.compiled = compiled
     batch = batch_for(config, lengths)
     wanted = states_and_gradients(reference.double(), batch)
     with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16):
@@ -98,6 +112,53 @@ def test_states_and_gradients_by_every_kernel(name, dtype):
     if not isinstance(position, Rotary):
         position = replace(position, max_positions=2048)
     compare(replace(KERNELS[name], position=position), [1600, 1, 257, 64], dtype)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="on a processor blocks are not compiled")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+@pytest.mark.parametrize("name", ["full", "window", "global tokens"])
+def test_states_and_gradients_of_compiled_blocks(name):
+    position = KERNELS[name].position
+    if not isinstance(position, Rotary):
+        position = replace(position, max_positions=2048)
+    config = replace(KERNELS[name], position=position)
+    for lengths in ([1600, 1, 257, 64], [5, 9]):
+        compare(config, lengths, torch.bfloat16, compiled=True)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a processor has no CUDA graphs")
+def test_recorded_updates_are_those_that_are_not():
+    config = replace(LONG, vocab=97, depth=2)
+    sizes = [[60, 128, 90], [128, 61, 90], [3, 128], [100, 128, 70]]
+    results = []
+    for graphs in (False, True):
+        torch.manual_seed(1)
+        model = Model(*MaskedLMNextSentence().models(config)["model"]).to(DEVICE)
+        module = MaskedLMModule(model)
+        optimizer = build_optimizer(AdamW(1e-3), module.named_parameters())
+        tensors, reports = RunTensors(module, optimizer, Single()), list[Any]()
+        loop = Loop(tensors, lambda at: 1 / (1 + at.steps), on_rest=reports.append, graphs=graphs)
+        steps = [pair_step(sizes[number % 4], number) for number in range(12)]
+        loop.train(steps, Steps(12), RunState())
+        results.append((reports[0], model.state_dict()))
+    (usual, weights), (recorded, others) = results
+    assert recorded.scores.losses == pytest.approx(usual.scores.losses, rel=1e-2)
+    assert recorded.rate == usual.rate
+    assert_near([*others.values()], [*weights.values()], (0.02, 0.02))
+
+
+def pair_step(lengths: list[int], seed: int) -> TrainingStep:
+    """Masked pairs of random tokens, filled."""
+    rng, special = np.random.default_rng(seed), np.arange(97) < 5
+    vocabulary, objective = Vocabulary(special, np.zeros(97, dtype=bool), 4), MaskedLMNextSentence()
+    sequences = []
+    for length in lengths:
+        segments = (np.arange(length) > length // 2).astype(np.int8)
+        target = {"pair": LabelTargets(rng.integers(0, 2, 1))}
+        plain = Sequence(rng.integers(5, 97, length, dtype=np.int32), segments, target)
+        sequences.append(objective.prepare(plain, vocabulary, rng))
+    batch = filled(pack(sequences)).pinned()
+    return TrainingStep((batch,), Cursor(), sum(lengths), len(lengths), 0.0)
 
 
 def values(prediction: Any) -> Iterator[Any]:
@@ -146,10 +207,18 @@ def test_pre_training_goes_on_after_a_stop(objective, corpus, tmp_path):
     parts = train("parts", resume=True)
     assert parts.progress.steps == whole.progress.steps == 8
     for file in (tmp_path / "whole").glob("*/config.json"):
-        one = load_model(file.parent).model.state_dict()
-        other = load_model(tmp_path / "parts" / file.parent.name).model.state_dict()
-        for name, tensor in one.items():
-            torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+        assert_same_run(file.parent, tmp_path / "parts" / file.parent.name)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Require equal weights, but for what a GPU adds in no fixed order.
+
+    Adam makes a step of full size of a gradient that is 0 but for rounding, in either direction.
+    """
+    wanted, found = (load_model(folder).model.state_dict() for folder in (one, other))
+    share = 0.02 if DEVICE == "cuda" else 1e-5
+    distance = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
+    assert distance <= share**2 * sum(float(tensor.square().sum()) for tensor in wanted.values())
 
 
 @pytest.mark.parametrize("kind", ["sharding", "replication"])
@@ -162,9 +231,7 @@ def test_one_rank_trains_as_a_process_alone(kind, corpus, tmp_path):
     launch = "-m torch.distributed.run --nproc-per-node=1 -m bothways"
     ranks = [sys.executable, *launch.split(), *words, "--out", str(tmp_path / "ranks"), *more]
     subprocess.run(ranks, check=True, capture_output=True, timeout=300)
-    one, other = (load_model(tmp_path / name / "model").model for name in ("alone", "ranks"))
-    for name, tensor in one.state_dict().items():
-        torch.testing.assert_close(other.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+    assert_same_run(tmp_path / "alone" / "model", tmp_path / "ranks" / "model")
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": {"rank": 4}}, {"training.precision": "fp32"}])

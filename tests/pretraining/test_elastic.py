@@ -88,7 +88,7 @@ def train(
 ) -> tuple[dict[str, torch.Tensor], Read]:
     """Train up to a step; return the weights and what was read."""
     read: Read = {}
-    make = Loader._step
+    make = Loader.build
 
     def noted(self: Loader, *arguments: Any) -> TrainingStep:
         step = make(self, *arguments)
@@ -102,7 +102,7 @@ def train(
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loader, "_step", noted)
+        patch.setattr(Loader, "build", noted)
         patch.setattr(pretraining_run, "can_write", lambda *_: False)  # no page
         done = pretrain(config, corpus, folder, resume=True, on_event=interrupt)
     assert done.progress.steps == stop

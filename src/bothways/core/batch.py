@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from bothways.core.source import Sequence
 
@@ -411,6 +412,14 @@ class Batch:
         """Return the batch in pinned memory, from which a GPU copies asynchronously."""
         return self._apply(Tensor.pin_memory)
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, in one order for batches with the same fields."""
+        layout = self.layout
+        fields = (self.ids, self.segments, layout.cu_seqlens, layout.positions, layout.sequence_ids)
+        masks = (self.global_attention_mask, self.causal)
+        targets = [vars(target)[name] for target in self.targets.values() for name in vars(target)]
+        return [*fields, *(mask for mask in masks if mask is not None), *targets]
+
     def _apply(self, move: Move) -> Batch:
         targets = {name: target.apply(move) for name, target in self.targets.items()}
         masks = (self.global_attention_mask, self.causal)
@@ -452,3 +461,43 @@ def pack(sequences: Many[Sequence], cut: RectanglePolicy = LOOSE) -> Batch:
         global_attention_mask,
         causal,
     )
+
+
+def rounded(count: int, steps: int) -> int:
+    """Return a count rounded up, so that of those up to twice as high `steps` are different."""
+    quantum = max(1, (1 << max(count, 1).bit_length() - 1) // steps)
+    return -(-count // quantum) * quantum
+
+
+def filled(batch: Batch) -> Batch:
+    """Return a CPU batch with sequences and targets of no weight added, so that shapes recur.
+
+    Tokens grow by 3 % at most beyond one sequence of full length, targets by 6 %. A batch with
+    targets other than tokens and classes, or with masks, stays as it is.
+    """
+    layout, targets = batch.layout, dict[str, Targets]()
+    max_length, tokens = rounded(layout.max_seqlen, 4), layout.tokens
+    # Added are one sequence of full length, and some that share the other tokens.
+    shared = 1 + -(-rounded(tokens + max_length, 32) // (16 * max_length))
+    shared = rounded(layout.sequences + 1 + shared, 8) - layout.sequences - 1
+    total = rounded(tokens + max_length + shared, 32)
+    sizes = np.diff(np.linspace(0, total - tokens - max_length, shared + 1).astype(int)).tolist()
+    shape = Layout.of([*layout.lengths, max_length, *sizes], layout.cut)
+    for name, target in batch.targets.items():
+        if type(target) is TokenTargets:
+            index, ids = torch.as_tensor(target.index), torch.as_tensor(target.ids)
+            padding = rounded(len(ids), 16) - len(ids)
+            targets[name] = TokenTargets(
+                F.pad(index, (0, padding), value=tokens), F.pad(ids, (0, padding), value=IGNORED)
+            )
+        elif type(target) is LabelTargets:
+            labels = torch.as_tensor(target.labels)
+            if labels.is_floating_point():
+                return batch
+            targets[name] = LabelTargets(F.pad(labels, (0, shared + 1), value=IGNORED))
+        else:
+            return batch
+    if batch.global_attention_mask is not None or batch.causal is not None:
+        return batch
+    ids, segments = (F.pad(column, (0, total - tokens)) for column in (batch.ids, batch.segments))
+    return Batch(ids, segments, shape, targets)

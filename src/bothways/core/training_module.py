@@ -60,6 +60,15 @@ class TrainingModule(nn.Module):
         """True if a batch may leave parameters without a gradient: a submodule is `partial`."""
         return any(getattr(module, "partial", False) for module in [*self.modules()][1:])
 
+    @property
+    def takes_filled(self) -> bool:
+        """True if its losses are the same for a batch to which `core.batch.filled` has added."""
+        return False
+
+    def is_static(self, batch: Batch) -> bool:
+        """Return True if it computes all batches of one shape alike, whatever they hold."""
+        return False
+
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the weight of each loss on a CPU batch, known before any computation."""
         raise NotImplementedError

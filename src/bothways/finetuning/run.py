@@ -368,7 +368,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
 
         torch.manual_seed(seed + 1 + plan.rank)
         phase = loop.TrainingPhase(
-            training.end, lambda state: ahead(steps.steps(state.cursor), torch_device)
+            training.end, lambda state: ahead(steps, torch_device, state.cursor)
         )
         with learning_by_rows(task_model.model, torch_device, plan.world, training.optimizer):
             state = loop.TrainingRun(

@@ -21,6 +21,7 @@ from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.model import heads as head_modules
 from bothways.model.attention.bigbird_random import RandomBlocks
+from bothways.model.attention.dispatch import packed_view
 from bothways.model.attention.mask import AttentionView, RotaryTables
 from bothways.model.attention.patterns import Blocks
 from bothways.model.block import Attention, Block
@@ -157,6 +158,21 @@ class Encoder(nn.Module):
         queries = block(previous, view, relative, queries)
         result: Tensor = self.norm(block(previous, view, relative, queries, only))
         return result if only is None else spread(result, only, len(previous))
+
+    def is_static(self, batch: Batch) -> bool:
+        """Return True if all batches of this one's shape are computed alike, whatever they hold.
+
+        So it is where every layer has the kernel for packed sequences. Call it in the context of
+        the computation's precision.
+        """
+        size = self.config.width // self.config.heads
+        weight = self.embedding.token.weight
+        return (
+            self.relative is None
+            and self.convolution is None
+            and not self.recompute
+            and all(packed_view(view, weight, size) is not None for view in self._views(batch))
+        )
 
     def _views(self, batch: Batch) -> list[AttentionView]:
         return attention_views(

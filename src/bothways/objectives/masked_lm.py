@@ -161,9 +161,19 @@ class MaskedLMModule(TrainingModule):
     def saved(self) -> Mapping[str, Model]:
         return {"model": self.model}
 
+    @property
+    def takes_filled(self) -> bool:
+        config = self.model.config
+        plain = not (config.readout.shifted or config.has_global_attention)
+        return plain and "z" not in self.coefficients
+
+    def is_static(self, batch: Batch) -> bool:
+        return self.model.encoder.is_static(batch)
+
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of masked tokens, also for "z", and of pairs with a pair head."""
-        weights = {"masked": float(len(batch.target("masked", TokenTargets).ids))}
+        ids = torch.as_tensor(batch.target("masked", TokenTargets).ids)
+        weights = {"masked": float((ids != IGNORED).sum())}
         if "z" in self.coefficients:
             weights["z"] = weights["masked"]
         if "pair" in self.model.heads:

@@ -306,7 +306,8 @@ def phases_of(
         if training_module is not None:
             set_bases(training_module, settings, state.phase)
         loader = build.loader_of(settings, corpora, documents, plan, state.phase, state.ends)
-        return ahead(loader.steps(state.cursor, state.tokens), device)
+        loader = dataclasses.replace(loader, fill=settings.training.graphs)
+        return ahead(loader, device, state.cursor, state.tokens)
 
     device = torch.device("cpu") if training_module is None else device_of(training_module)
     ends = np.cumsum([phase.share for phase in settings.phases])

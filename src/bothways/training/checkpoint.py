@@ -53,6 +53,7 @@ from bothways.core.files import (
 )
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
+from bothways.core.runtime.process import END_SIGNALS
 from bothways.core.source import rng
 from bothways.core.training_module import TrainingModule
 from bothways.training import saved_state, trackers
@@ -511,14 +512,6 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
             raise
 
 
-# Windows has neither SIGHUP nor SIGUSR1.
-_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    *(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name)),
-)
-
-
 class Interruption:
     """Notes the first of the signals while it is open, and restores the handlers.
 
@@ -539,7 +532,7 @@ class Interruption:
             # What is ignored stays so: `nohup` ignores SIGHUP.
             self._before = {
                 number: signal.signal(number, self._note)
-                for number in _SIGNALS
+                for number in END_SIGNALS
                 if signal.getsignal(number) != signal.SIG_IGN
             }
         return self

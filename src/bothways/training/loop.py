@@ -15,6 +15,7 @@ through its own vectors: summed over ranks, that is the gradient of one process.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence as Many
@@ -31,6 +32,7 @@ from bothways.core.runtime.devices import Precision, device_of, resolve_precisio
 from bothways.core.runtime.process import tune_allocator
 from bothways.core.source import TrainingStep
 from bothways.core.training_module import Loss, TrainingModule, VectorModule, evaluating
+from bothways.training.cuda_graph import GraphedUpdates
 from bothways.training.meter import EvaluationScores, Meter, StepReport, Watchdog
 from bothways.training.optimizers import set_rate, update
 from bothways.training.parallel import (
@@ -59,6 +61,7 @@ class Loop:
         on_rest: called at the end with the report of the last steps, if `on_step` has not read it.
         clip_norm: the highest global gradient norm; None for no clipping.
         step_limit: seconds after which a step is taken for a hang (`meter.Watchdog`).
+        graphs: whether updates of one microbatch are recorded (`cuda_graph`).
     """
 
     tensors: RunTensors
@@ -68,6 +71,7 @@ class Loop:
     precision: Precision = "auto"
     clip_norm: float | None = 1.0
     step_limit: float | None = None
+    graphs: bool = False
 
     def train(self, steps: Iterable[TrainingStep], until: Duration, state: RunState) -> RunState:
         """Train until a duration is over, the steps end, or a rank asks to stop.
@@ -81,13 +85,14 @@ class Loop:
 
         Raises:
             BothwaysError: a loss or a gradient is not finite; such a gradient changes nothing.
-            ConfigError: this device does not support the precision.
+            ConfigError: this device lacks the precision, or an update cannot be recorded.
         """
         tune_allocator()
         training_module, plan = self.tensors.training_module, self.tensors.plan
-        device, model = device_of(training_module), replicate(training_module, plan)
+        model = replicate(training_module, plan)
         meter, clock, stop = Meter(plan), clock_from(state.seconds), False
-        arithmetic = arithmetic_of(self.precision, device)
+        arithmetic = arithmetic_of(self.precision, device_of(training_module))
+        graphed = GraphedUpdates(self.tensors, arithmetic, self.clip_norm) if self.graphs else None
         training_module.train()
         with Watchdog(plan, self.step_limit) as watchdog:
             watchdog.note("reading its batch", state.steps + 1)
@@ -104,32 +109,25 @@ class Loop:
                     break
                 rate = set_rate(self.tensors.optimizer, self.rate(state))
                 begin = time.perf_counter()
-                compared = None
-                if isinstance(training_module, VectorModule):
-                    watchdog.note("computing", state.steps + 1)
-                    compared = VectorStep(
-                        model, training_module, step.microbatches, weights, agreed, plan, arithmetic
-                    )
-                for number, batch in enumerate(step.microbatches, 1):
-                    watchdog.note("computing", state.steps + 1)
-                    is_last, weight = number == len(weights), weights[number - 1]
-                    with exchanging(model, enabled=is_last):
-                        if compared is not None:
-                            loss, losses = compared(number - 1)
-                        else:
-                            with arithmetic:
-                                losses = model(batch.to(device))
-                            loss = weighted_sum(losses, agreed, training_module.coefficients)
-                        if is_last:
-                            work_seconds += time.perf_counter() - begin
-                            watchdog.note("exchanging gradients", state.steps + 1)
-                        # The ranks' gradients are averaged: times `world` makes them a sum.
-                        torch.autograd.backward(loss * plan.world)
-                    meter.add(weight, losses)
+                watchdog.note("computing", state.steps + 1)
+                recorded = None
+                if graphed is not None and len(step.microbatches) == 1:
+                    shares = shares_of(weights[0], agreed, training_module.coefficients)
+                    recorded = graphed(step.microbatches[0], shares)
+                if recorded is None:
+                    note = functools.partial(watchdog.note, step=state.steps + 1)
+                    computed = self._accumulate(model, step, weights, agreed, meter, note)
+                    work_seconds += computed - begin
+                    with arithmetic:  # the matrix products of Muon
+                        norm = update(self.tensors.optimizer, self.clip_norm)
+                else:
+                    losses, norm = recorded
+                    meter.add(weights[0], losses)
+                    work_seconds += time.perf_counter() - begin
+                # A process alone counts what the step asks for, without what fills its batch.
                 tokens = sum(batch.layout.tokens for batch in step.microbatches)
+                tokens = step.tokens if plan.world == 1 else tokens
                 meter.pace.add(work_seconds, tokens)
-                with arithmetic:  # the matrix products of Muon
-                    norm = update(self.tensors.optimizer, self.clip_norm)
                 state = state.after(step)
                 meter.close(state, norm, rate)
                 watchdog.note("resting", state.steps)
@@ -139,6 +137,47 @@ class Loop:
         if meter.pending:
             self.on_rest(meter.read())
         return state
+
+    def _accumulate(
+        self,
+        model: nn.Module,
+        step: TrainingStep,
+        weights: Many[Mapping[str, float]],
+        agreed: Mapping[str, float],
+        meter: Meter,
+        note: Callable[[str], None],
+    ) -> float:
+        """Add up the gradients of a step; return the clock before they are exchanged.
+
+        Args:
+            model: the training module, or torch's replica of it.
+            weights: the weight of each loss, by microbatch; `agreed` over the step and all ranks.
+        """
+        training_module, plan = self.tensors.training_module, self.tensors.plan
+        device, compared = device_of(training_module), None
+        arithmetic = arithmetic_of(self.precision, device)
+        if isinstance(training_module, VectorModule):
+            compared = VectorStep(
+                model, training_module, step.microbatches, weights, agreed, plan, arithmetic
+            )
+        computed = 0.0
+        for number, (batch, weight) in enumerate(zip(step.microbatches, weights, strict=True), 1):
+            note("computing")
+            is_last = number == len(weights)
+            with exchanging(model, enabled=is_last):
+                if compared is not None:
+                    loss, losses = compared(number - 1)
+                else:
+                    with arithmetic:
+                        losses = model(batch.to(device))
+                    loss = weighted_sum(losses, agreed, training_module.coefficients)
+                if is_last:
+                    computed = time.perf_counter()
+                    note("exchanging gradients")
+                # The ranks' gradients are averaged: times `world` makes them a sum.
+                torch.autograd.backward(loss * plan.world)
+            meter.add(weight, losses)
+        return computed
 
 
 @torch.no_grad()
@@ -178,14 +217,18 @@ def weighted_sum(
     losses: Mapping[str, Loss], weights: Mapping[str, float], coefficients: Mapping[str, float]
 ) -> Tensor:
     """Return this microbatch's part of Σ coefficient · total / weight of the step."""
-    # A loss without any weight in the step is 0/1, and its parameters still get a gradient of 0.
-    terms = [
-        loss.total * (coefficients.get(name, 1.0) / (weights[name] or 1.0))
-        if name in coefficients
-        else loss.total / (weights[name] or 1.0)
-        for name, loss in losses.items()
-    ]
-    return torch.stack(terms).sum()
+    shares = shares_of(losses, weights, coefficients)
+    return torch.stack([loss.total * shares[name] for name, loss in losses.items()]).sum()
+
+
+def shares_of(
+    names: Iterable[str], weights: Mapping[str, float], coefficients: Mapping[str, float]
+) -> dict[str, float]:
+    """Return coefficient / weight of the step, by loss.
+
+    A loss without any weight in the step is 0/1, and its parameters still get a gradient of 0.
+    """
+    return {name: coefficients.get(name, 1.0) / (weights[name] or 1.0) for name in names}
 
 
 def _sum(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:

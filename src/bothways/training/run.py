@@ -76,7 +76,8 @@ class Training:
             of them; None for no average.
         recompute: compute blocks again in the backward pass instead of keeping their values: less
             memory, more time, the same update.
-        compiled: compile what a block computes between two attentions; on a GPU only.
+        compiled: compile blocks; on a GPU only.
+        graphs: record updates as CUDA graphs: for masked LM by Adam, one process, in bf16.
         report, evaluate, save: how often; None for `evaluate` and `save`: once, at the end.
         keep: the checkpoints that stay. To keep the best one, each evaluation is followed by a
             checkpoint.
@@ -101,6 +102,7 @@ class Training:
     ema: float | None = None
     recompute: bool = field(default=False, metadata=CHANGEABLE)
     compiled: bool = field(default=False, metadata=CHANGEABLE)
+    graphs: bool = field(default=False, metadata=CHANGEABLE)
     report: schedules.Duration = field(
         default_factory=lambda: schedules.Steps(10), metadata=CHANGEABLE
     )
@@ -134,7 +136,8 @@ def compute_as(encoder: Encoder, training: Training, device: torch.device) -> No
     """Set `training.recompute` and `training.compiled` on an encoder.
 
     Raises:
-        ConfigError: compiled is set on a CPU or for an encoder without Transformer blocks.
+        ConfigError: compiled is set on a CPU or for an encoder without Transformer blocks, or
+            graphs on a CPU.
     """
     encoder.recompute = training.recompute
     blocks = [module for module in encoder.modules() if isinstance(module, Block)]
@@ -143,6 +146,9 @@ def compute_as(encoder: Encoder, training: Training, device: torch.device) -> No
         message = f"is for the blocks of a Transformer on a GPU, not for this {kind} on {device}"
         fix = "Leave it out: on a CPU compiled blocks are not faster."
         raise ConfigError(message, where="training.compiled", fix=fix)
+    if training.graphs and device.type == "cpu":
+        message = f"is for CUDA graphs, not for {device}"
+        raise ConfigError(message, where="training.graphs", fix="Leave it out.")
     for block in blocks:
         block.compiled = training.compiled
 
@@ -334,7 +340,7 @@ class TrainingRun:
         training = self.training
         loop = Loop(
             self._tensors, self._rate, self._on_step, self._report,
-            training.precision, training.clip_norm, training.step_limit,
+            training.precision, training.clip_norm, training.step_limit, training.graphs,
         )  # fmt: skip
         self._clock = clock_from(state.seconds)
         self._speed = meters.Speed(training.end, self.peak)

@@ -1,4 +1,4 @@
-"""Cores and memory of this process: the limits of its container or job, and glibc's allocator.
+"""Cores, memory and signals of this process: the limits of its container, glibc's allocator.
 
 A container limits cores in two ways: by affinity (which cores), which the operating system reports,
 and by a quota of processor time (how many), which only its control group's files report. Memory has
@@ -16,6 +16,7 @@ import ctypes
 import functools
 import math
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     import torch
 
 
+END_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)  # Windows has the first two
+)
+"""What ends a run: Ctrl-C, the end of a job or of a terminal, and the warning before it."""
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
 

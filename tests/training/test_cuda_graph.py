@@ -1,0 +1,123 @@
+"""Updates that are recorded: batches of shapes that recur, equal losses, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from bothways.core.batch import (
+    Batch,
+    LabelTargets,
+    MultilabelTargets,
+    TokenTargets,
+    filled,
+    pack,
+    rounded,
+)
+from bothways.core.errors import ConfigError
+from bothways.core.source import Sequence
+from bothways.data.masking import Vocabulary
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.model import Model
+from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
+from bothways.training.cuda_graph import GraphedUpdates
+from bothways.training.optimizers import AdamW, Lamb, ParameterRule, build_optimizer, same_for_all
+from bothways.training.parallel import Single
+from bothways.training.saved_state import RunTensors
+
+OBJECTIVE = MaskedLMNextSentence()
+ENCODER = EncoderConfig(97, 16, 2, 2, 32, dropout=Dropouts(0.0, 0.0))
+SPECIAL = np.arange(97) < 5
+VOCABULARY = Vocabulary(SPECIAL, np.zeros(97, dtype=bool), 4)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def batch_of(lengths: list[int], rng: np.random.Generator) -> Batch:
+    sequences = []
+    for length in lengths:
+        ids, segments = rng.integers(5, 97, length, dtype=np.int32), np.arange(length) > length // 2
+        label = {"pair": LabelTargets(rng.integers(0, 2, 1))}
+        plain = Sequence(ids, segments.astype(np.int8), label)
+        sequences.append(OBJECTIVE.prepare(plain, VOCABULARY, rng))
+    return pack(sequences)
+
+
+def module() -> MaskedLMModule:
+    return MaskedLMModule(Model(*OBJECTIVE.models(ENCODER)["model"]))
+
+
+@pytest.mark.parametrize("longest", [5, 16, 100, 512])
+@pytest.mark.parametrize("count", [1, 7, 60])
+def test_what_fills_a_batch_changes_no_loss_and_no_gradient(longest, count, rng):
+    learner = module().double()
+    usual = batch_of(rng.integers(min(4, longest), longest + 1, count).tolist(), rng)
+    more = filled(usual)
+    assert more.layout.tokens > usual.layout.tokens
+    assert learner.weights(more) == learner.weights(usual)
+    results = []
+    for batch in (usual, more):
+        learner.zero_grad()
+        losses = learner(batch)
+        (losses["masked"].total + 3 * losses["pair"].total).backward()
+        gradients = [parameter.grad for parameter in learner.parameters()]
+        results.append([x for loss in losses.values() for x in (loss.total, loss.hits)] + gradients)
+    torch.testing.assert_close(*results)
+
+
+def test_shapes_recur(rng):
+    shapes = set()
+    for _ in range(100):
+        lengths = list[int]()
+        while sum(lengths) < 2000:
+            lengths.append(int(rng.integers(10, 17)))
+        batch = filled(batch_of(lengths, rng))
+        shapes.add((batch.layout.max_seqlen, *map(len, batch.tensors())))
+    assert len(shapes) <= 8
+
+
+def test_counts_are_rounded_up():
+    assert [rounded(n, 4) for n in (0, 1, 4, 5, 8, 9, 15, 17)] == [0, 1, 4, 5, 8, 10, 16, 20]
+    assert all(n <= rounded(n, 16) <= n * 17 / 16 + 1 for n in range(5000))
+
+
+def test_a_batch_with_other_targets_stays_as_it_is(rng):
+    ids = np.arange(5, 9, dtype=np.int32)
+    target = MultilabelTargets(np.ones((1, 3), dtype=np.float32))
+    batch = pack([Sequence(ids, np.zeros(4, dtype=np.int8), {"labels": target})])
+    assert filled(batch) is batch
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "rules", "z_loss", "what"),
+    [
+        ("cpu", AdamW(), same_for_all, 0.0, "an NVIDIA GPU"),
+        ("cuda", Lamb(), same_for_all, 0.0, "Adam as the optimizer of all parameters"),
+        (
+            "cuda",
+            AdamW(),
+            lambda _: ParameterRule(pull=0.1),
+            0.0,
+            "Adam as the optimizer of all parameters",
+        ),
+        ("cuda", AdamW(), same_for_all, 0.1, "an objective of masked LM or of it with pairs"),
+    ],
+)
+def test_other_updates_are_refused(device, config, rules, z_loss, what, monkeypatch):
+    place = torch.device(device)
+    monkeypatch.setattr("bothways.training.cuda_graph.device_of", lambda _: place)
+    learner = MaskedLMModule(Model(*OBJECTIVE.models(ENCODER)["model"]), z_loss)
+    optimizer = build_optimizer(config, learner.named_parameters(), rules)
+    tensors = RunTensors(learner, optimizer, Single())
+    with pytest.raises(ConfigError, match=rf"training\.graphs: needs {what}"):
+        GraphedUpdates(tensors, torch.autocast("cpu"), 1.0)
+
+
+def test_only_packed_sequences_are_computed_alike(rng, monkeypatch):
+    batch = batch_of([9, 4], rng)
+    assert not module().is_static(batch)  # a processor reads rectangles
+    monkeypatch.setattr("bothways.model.attention.dispatch.has_varlen", lambda _: True)
+    assert module().to("meta", torch.bfloat16).is_static(batch)
+    assert isinstance(batch.target("masked", TokenTargets), TokenTargets)
