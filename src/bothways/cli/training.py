@@ -497,7 +497,7 @@ def plan(  # noqa: PLR0913 – one option per question
     ranks
         Number of cards.
     utilisation
-        The share of the card's rate that a step reaches, as you have measured it; default 0.35.
+        The share of the card's rate that a step reaches, as you have measured it; default 0.25.
     price
         Price of a card, or of this machine, per hour, in any currency.
     """
