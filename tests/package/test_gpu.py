@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import bothways
-from bothways.core.batch import Batch, LabelTargets, filled, pack
+from bothways.core.batch import Batch, LabelTargets, fill_up, pack
 from bothways.core.source import Cursor, Sequence, TrainingStep
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
@@ -157,7 +157,7 @@ def pair_step(lengths: list[int], seed: int) -> TrainingStep:
         target = {"pair": LabelTargets(rng.integers(0, 2, 1))}
         plain = Sequence(rng.integers(5, 97, length, dtype=np.int32), segments, target)
         sequences.append(objective.prepare(plain, vocabulary, rng))
-    batch = filled(pack(sequences)).pinned()
+    batch = fill_up(pack(sequences)).pinned()
     return TrainingStep((batch,), Cursor(), sum(lengths), len(lengths), 0.0)
 
 

@@ -9,9 +9,9 @@ from bothways.core.batch import (
     LabelTargets,
     MultilabelTargets,
     TokenTargets,
-    filled,
+    fill_up,
     pack,
-    rounded,
+    round_up,
 )
 from bothways.core.errors import ConfigError
 from bothways.core.source import Sequence
@@ -54,7 +54,7 @@ def module() -> MaskedLMModule:
 def test_what_fills_a_batch_changes_no_loss_and_no_gradient(longest, count, rng):
     learner = module().double()
     usual = batch_of(rng.integers(min(4, longest), longest + 1, count).tolist(), rng)
-    more = filled(usual)
+    more = fill_up(usual)
     assert more.layout.tokens > usual.layout.tokens
     assert learner.weights(more) == learner.weights(usual)
     results = []
@@ -73,21 +73,21 @@ def test_shapes_recur(rng):
         lengths = list[int]()
         while sum(lengths) < 2000:
             lengths.append(int(rng.integers(10, 17)))
-        batch = filled(batch_of(lengths, rng))
+        batch = fill_up(batch_of(lengths, rng))
         shapes.add((batch.layout.max_seqlen, *map(len, batch.tensors())))
     assert len(shapes) <= 8
 
 
 def test_counts_are_rounded_up():
-    assert [rounded(n, 4) for n in (0, 1, 4, 5, 8, 9, 15, 17)] == [0, 1, 4, 5, 8, 10, 16, 20]
-    assert all(n <= rounded(n, 16) <= n * 17 / 16 + 1 for n in range(5000))
+    assert [round_up(n, 4) for n in (0, 1, 4, 5, 8, 9, 15, 17)] == [0, 1, 4, 5, 8, 10, 16, 20]
+    assert all(n <= round_up(n, 16) <= n * 17 / 16 + 1 for n in range(5000))
 
 
 def test_a_batch_with_other_targets_stays_as_it_is(rng):
     ids = np.arange(5, 9, dtype=np.int32)
     target = MultilabelTargets(np.ones((1, 3), dtype=np.float32))
     batch = pack([Sequence(ids, np.zeros(4, dtype=np.int8), {"labels": target})])
-    assert filled(batch) is batch
+    assert fill_up(batch) is batch
 
 
 @pytest.mark.parametrize(

@@ -463,30 +463,30 @@ def pack(sequences: Many[Sequence], cut: RectanglePolicy = LOOSE) -> Batch:
     )
 
 
-def rounded(count: int, steps: int) -> int:
+def round_up(count: int, steps: int) -> int:
     """Return a count rounded up, so that of those up to twice as high `steps` are different."""
     quantum = max(1, (1 << max(count, 1).bit_length() - 1) // steps)
     return -(-count // quantum) * quantum
 
 
-def filled(batch: Batch) -> Batch:
+def fill_up(batch: Batch) -> Batch:
     """Return a CPU batch with sequences and targets of no weight added, so that shapes recur.
 
     Tokens grow by 3 % at most beyond one sequence of full length, targets by 6 %. A batch with
     targets other than tokens and classes, or with masks, stays as it is.
     """
     layout, targets = batch.layout, dict[str, Targets]()
-    max_length, tokens = rounded(layout.max_seqlen, 4), layout.tokens
+    max_length, tokens = round_up(layout.max_seqlen, 4), layout.tokens
     # Added are one sequence of full length, and some that share the other tokens.
-    shared = 1 + -(-rounded(tokens + max_length, 32) // (16 * max_length))
-    shared = rounded(layout.sequences + 1 + shared, 8) - layout.sequences - 1
-    total = rounded(tokens + max_length + shared, 32)
+    shared = 1 + -(-round_up(tokens + max_length, 32) // (16 * max_length))
+    shared = round_up(layout.sequences + 1 + shared, 8) - layout.sequences - 1
+    total = round_up(tokens + max_length + shared, 32)
     sizes = np.diff(np.linspace(0, total - tokens - max_length, shared + 1).astype(int)).tolist()
     shape = Layout.of([*layout.lengths, max_length, *sizes], layout.cut)
     for name, target in batch.targets.items():
         if type(target) is TokenTargets:
             index, ids = torch.as_tensor(target.index), torch.as_tensor(target.ids)
-            padding = rounded(len(ids), 16) - len(ids)
+            padding = round_up(len(ids), 16) - len(ids)
             targets[name] = TokenTargets(
                 F.pad(index, (0, padding), value=tokens), F.pad(ids, (0, padding), value=IGNORED)
             )

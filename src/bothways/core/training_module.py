@@ -62,7 +62,7 @@ class TrainingModule(nn.Module):
 
     @property
     def takes_filled(self) -> bool:
-        """True if its losses are the same for a batch to which `core.batch.filled` has added."""
+        """True if its losses are the same for a batch to which `core.batch.fill_up` has added."""
         return False
 
     def is_static(self, batch: Batch) -> bool:

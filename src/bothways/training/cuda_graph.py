@@ -1,7 +1,7 @@
 """Whole updates as CUDA graphs: the kernels of a step start without Python between them.
 
 A step of BERT-base with 2,048 tokens has some 800 kernels. They take 8 ms on an H200, and starting
-them one by one takes 34. A graph is recorded for batches of one shape, which `core.batch.filled`
+them one by one takes 34. A graph is recorded for batches of one shape, which `core.batch.fill_up`
 makes recur; inputs, rates and weights of the losses are written into its memory before each replay.
 
 The first step of a shape runs as usual: it makes the state of the optimizer, and compiles what is

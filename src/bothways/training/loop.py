@@ -112,7 +112,7 @@ class Loop:
                 watchdog.note("computing", state.steps + 1)
                 recorded = None
                 if graphed is not None and len(step.microbatches) == 1:
-                    shares = shares_of(weights[0], agreed, training_module.coefficients)
+                    shares = loss_factors(weights[0], agreed, training_module.coefficients)
                     recorded = graphed(step.microbatches[0], shares)
                 if recorded is None:
                     note = functools.partial(watchdog.note, step=state.steps + 1)
@@ -217,11 +217,11 @@ def weighted_sum(
     losses: Mapping[str, Loss], weights: Mapping[str, float], coefficients: Mapping[str, float]
 ) -> Tensor:
     """Return this microbatch's part of Σ coefficient · total / weight of the step."""
-    shares = shares_of(losses, weights, coefficients)
+    shares = loss_factors(losses, weights, coefficients)
     return torch.stack([loss.total * shares[name] for name, loss in losses.items()]).sum()
 
 
-def shares_of(
+def loss_factors(
     names: Iterable[str], weights: Mapping[str, float], coefficients: Mapping[str, float]
 ) -> dict[str, float]:
     """Return coefficient / weight of the step, by loss.
