@@ -17,19 +17,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, strategies as st
 
 import bothways
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.core.progress import SILENT
 from bothways.indexes import read_texts
+from bothways.model.kernels.library import runs_on
 from bothways.prediction.search import change, ranking
 from bothways.prediction.search.change import change_index
 from bothways.prediction.search.index import Hit, Index, IndexRecord
-from bothways.prediction.search.ranking import BM25, StoredVectors, search_words
+from bothways.prediction.search.ranking import (
+    BM25,
+    Codes,
+    StoredVectors,
+    search_codes,
+    search_words,
+)
+from bothways.tasks.sentence_embedding.vectors import top_k
 from heard_progress import Heard
 from toy_masked import make_masked
 
+compiled = pytest.mark.skipif(not runs_on(torch.device("cpu")), reason="no compiled kernels here")
 WIDTH = 70  # no multiple of 64
 RECORD = IndexRecord("model", "digest", WIDTH, True, "fp32")
 
@@ -70,9 +81,10 @@ def expected(documents: Mapping[str, str], query: str, k: int = 5) -> list[Hit]:
     return [Hit(name, scores[name], documents[name]) for name in order]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_an_index_that_changed_is_one_of_its_documents(tmp_path, seed, monkeypatch):
+@pytest.mark.parametrize(("seed", "coded"), [(0, 30_000), (1, 1), (2, 12)])
+def test_an_index_that_changed_is_one_of_its_documents(tmp_path, seed, coded, monkeypatch):
     monkeypatch.setattr(change, "WINDOW", 7)
+    monkeypatch.setattr(ranking, "CODED_ROWS", coded)
     draw, documents = random.Random(seed), dict[str, str]()
     for step in range(12):
         new = {
@@ -111,6 +123,58 @@ def test_stored_vectors_find_the_same_documents(tmp_path, stored, least):
     for hit in found(index, "query 1", 10):
         row = int(np.flatnonzero(index.ids == hit.id.encode())[-1])
         assert hit.score == np.float32((vectors[row] * embed(["query 1"])[0]).sum())
+
+
+@compiled
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    width=st.integers(1, 70),
+    lengths=st.sampled_from([0, 1, 8, 30]),
+    k=st.integers(1, 12),
+    seed=st.integers(0, 999),
+)
+def test_codes_find_what_the_vectors_find_to_the_bit(sizes, width, lengths, k, seed):
+    """Also of vectors of very different lengths, of zeros, and of equal ones."""
+    rng = np.random.default_rng(seed)
+    scale = 10.0 ** rng.uniform(-lengths / 2, lengths / 2, sum(sizes))
+    matrix = (rng.standard_normal((sum(sizes), width)) * scale[:, None]).astype(np.float32)
+    matrix[rng.random(len(matrix)) < 0.1] = 0
+    matrix[rng.integers(len(matrix), size=3)] = matrix[0]
+    parts = np.split(matrix, np.cumsum(sizes)[:-1])
+    coded = [Codes.of(part) if rng.random() < 0.8 else None for part in parts]
+    coded[0] = coded[0] or Codes.of(parts[0])
+    names = rng.permutation(len(matrix)).astype("S")
+    deleted = rng.random(len(matrix)) < 0.2
+    deleted[0] = False
+    vectors, k = StoredVectors(parts, width, 0.0), min(k, int((~deleted).sum()))
+    queries = rng.standard_normal((2, width)).astype(np.float32)
+    wanted = top_k(queries, vectors, k, names=names, deleted=deleted)
+    for found_, expected_ in zip(
+        search_codes(queries, coded, vectors, k, names, deleted), wanted, strict=True
+    ):
+        assert found_.tolist() == expected_.tolist()
+
+
+@compiled
+def test_few_rows_of_codes_are_in_doubt():
+    rng = np.random.default_rng(5)
+    matrix = rng.standard_normal((20_000, 96)).astype(np.float32)
+    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    codes, query = Codes.of(matrix), matrix[7] + matrix[8]
+    products, exact = codes.products(query), matrix.astype(np.float64) @ query
+    assert np.abs(products - exact).max() <= codes.error * np.linalg.norm(query)
+    assert codes.error < 0.02
+    floor = np.partition(products, -10)[-10] - 2 * codes.error * np.linalg.norm(query)
+    assert (products >= floor).sum() < 100
+
+
+def test_many_queries_and_a_processor_without_kernels_read_vectors(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranking, "CODED_ROWS", 1)
+    index = add(tmp_path / "index", {f"d{n}": f"text {n}" for n in range(9)})
+    monkeypatch.setattr(ranking.Codes, "products", None)  # whoever calls it fails
+    assert len(index.nearest(embed([f"text {n}" for n in range(5)]), 3)[0]) == 5
+    monkeypatch.setattr(ranking, "runs_on", lambda device: False)
+    assert len(index.nearest(embed(["text 1"]), 3)[0]) == 1
 
 
 def test_codes_are_those_of_torch_and_of_sentence_transformers():
@@ -218,10 +282,15 @@ def test_queries_that_do_not_fit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["index.json", "vectors-1.npy", "ids-1.npy", "offsets-1.npy", "texts-1.jsonl"]
-)
+    "name",
+    [
+        "index.json", "vectors-1.npy", "codes-1.npy", "scales-1.npy", "ids-1.npy", "offsets-1.npy",
+        "texts-1.jsonl",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("damage", ["gone", "cut", "noise"])
-def test_a_damaged_index_is_one_message(tmp_path, name, damage):
+def test_a_damaged_index_is_one_message(tmp_path, name, damage, monkeypatch):
+    monkeypatch.setattr(ranking, "CODED_ROWS", 1)
     index = add(tmp_path / "index", {f"d{n}": f"text {n}" for n in range(9)})
     file = index.folder / name
     content = file.read_bytes()

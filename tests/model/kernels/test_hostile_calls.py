@@ -319,6 +319,25 @@ def test_adamw_refuses_rows_that_are_not_of_the_table_or_not_in_order(rows):
     assert (weight == 7).all()
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, 0) for name in ("codes", "scales", "query", "products")),
+        ("rows", -1), ("rows", 2**50), ("width", 0), ("width", 2**40),
+    ],
+)  # fmt: skip
+def test_products_with_codes_refuse_what_does_not_fit(field, value):
+    codes, numbers = torch.ones(2, 5, dtype=torch.int8), torch.ones(5)
+    products = torch.full((2,), 7.0)
+    places = {
+        "codes": codes.data_ptr(), "scales": numbers.data_ptr(), "query": numbers.data_ptr(),
+        "rows": 2, "width": 5, "products": products.data_ptr(),
+    }  # fmt: skip
+    with pytest.raises(INVALID):
+        call_kernel("bothways_code_products", *(places | {field: value}).values())
+    assert (products == 7).all()
+
+
 def adamw_table() -> tuple[abi.AdamWTable, Tensor]:
     """Return a table of 5 rows of 3 numbers, and its weights, which also are its moments."""
     weight, seen = torch.full((5, 3), 7.0), torch.zeros(5, dtype=torch.bool)

@@ -14,7 +14,7 @@ FILE = Path(__file__).with_name("libkernels.so")
 OVERRIDE = "BOTHWAYS_KERNELS"
 """Environment variable: another library file to load, such as one with sanitizers."""
 
-VERSION = 1
+VERSION = 2
 """BOTHWAYS_ABI: increased with every change of a struct, a signature or their meaning."""
 
 # More threads than this are an invalid argument in C: workspaces grow with their number.
@@ -148,6 +148,7 @@ SIGNATURES = {
     "bothways_cross_entropy": (*[_POINTER] * 4, _INT32),
     "bothways_cross_entropy_backward": (*[_POINTER] * 4, _INT32),
     "bothways_adamw_rows": (*[_POINTER] * 3, _INT64, _INT32),
+    "bothways_code_products": (*[_POINTER] * 3, *[_INT64] * 2, _POINTER, _INT32),
 }  # fmt: skip
 """Argument types of each function; all of them return an int32."""
 

@@ -5,7 +5,7 @@ Everything works without them, by PyTorch's operators, with the same results up 
 
 | system | compiled | processor | kernels |
 |---|---|---|---|
-| Linux on x86-64 | yes | AVX-512 | attention, LayerNorm, losses, AdamW, linear layers in fp32 |
+| Linux on x86-64 | yes | AVX-512 | attention, norms, losses, AdamW, codes, linear layers in fp32 |
 | the same | yes | with VNNI | linear layers in int8, too |
 | the same | by gcc 10 or clang 9 | with AVX512-BF16 | linear layers in bf16, too |
 | the same | by gcc 11 or clang 12 | with AMX | tiles for all of these, attention in bf16 |

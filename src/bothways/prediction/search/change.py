@@ -34,7 +34,9 @@ LONGEST_ID = 255
 """Bytes of an id in UTF-8."""
 GRAPH_ROWS = 30_000
 """Smaller segments are searched exactly: it takes milliseconds, and a graph misses documents."""
-_FILES = re.compile(r"(vectors|signs|ids|offsets|texts|graph|bm25|deleted)-(\d+)(\.\w+)?")
+_FILES = re.compile(
+    r"(vectors|signs|codes|scales|ids|offsets|texts|graph|bm25|deleted)-(\d+)(\.\w+)?"
+)
 
 
 def change_index(
@@ -155,7 +157,9 @@ class _Change:
             graph = (graph or any(s.graph for s in self.record.segments)) and len(ids) >= GRAPH_ROWS
             if graph:
                 self._build_graph()
-            segments.append(Segment(self.record.changes, len(ids), graph))
+            coded = self.record.stored == "fp32" and len(ids) >= ranking.CODED_ROWS
+            error = self._write_codes() if coded else None
+            segments.append(Segment(self.record.changes, len(ids), graph, error))
         deleted = np.empty(0, np.bool_)
         if self.index is not None:
             # Rows are numbered again from 0 over the segments that stay.
@@ -257,6 +261,25 @@ class _Change:
         codes.flush()
         if signs:
             self.save("signs", np.concatenate(signs, axis=1))
+
+    def _write_codes(self) -> float:
+        """Write the vectors of this segment in a byte a component; return their error."""
+        vectors, error = np.load(self.path("vectors"), mmap_mode="r"), 0.0
+        scales = np.empty(len(vectors), np.float32)
+
+        def write(path: Path) -> None:
+            nonlocal error
+            codes = np.lib.format.open_memmap(path, "w+", np.int8, vectors.shape)
+            for start in range(0, len(vectors), WINDOW):
+                part = ranking.Codes.of(vectors[start : start + WINDOW])
+                codes[start : start + WINDOW] = part.codes
+                scales[start : start + WINDOW] = part.scales
+                error = max(error, part.error)
+            codes.flush()
+
+        replace_file(self.path("codes"), write)
+        self.save("scales", scales)
+        return error
 
     def _build_graph(self) -> None:
         """Write a graph of the vectors of this segment (HNSW, Malkov and Yashunin 2016)."""

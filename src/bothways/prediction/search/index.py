@@ -2,6 +2,7 @@
 
     index.json                   what the others are, the model, prompts, one scale; replaced last
     vectors-3.npy signs-3.npy    vectors of the third change, signs if they are binary
+    codes-3.npy scales-3.npy     if they are many and in fp32: the same in a byte a component
     ids-3.npy offsets-3.npy      ids, and where the lines of texts begin
     texts-3.jsonl                {"id": …, "text": …} of each document
     graph-3.usearch bm25-3       a graph for approximate search; the words of all documents
@@ -37,7 +38,16 @@ from bothways.data.tables import given_rows
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.prediction.search.ranking import BM25, DTYPES, Stored, StoredVectors, search_signs
+from bothways.prediction.search.ranking import (
+    BM25,
+    DTYPES,
+    Codes,
+    Stored,
+    StoredVectors,
+    reads_codes,
+    search_codes,
+    search_signs,
+)
 from bothways.tasks.sentence_embedding.vectors import Found, Nearest, dot_products, top_k
 
 RECORD = "index.json"
@@ -61,11 +71,15 @@ class Hit:
 
 @dataclass(frozen=True)
 class Segment:
-    """The documents of a change: the number in the names of its files, and their rows."""
+    """The documents of a change: the number in the names of its files, and their rows.
+
+    `error` is that of `ranking.Codes`; None without codes.
+    """
 
     number: int
     rows: int
     graph: bool = False
+    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +159,7 @@ class Index:
         self._texts = [self._mapped(f"texts-{number}.jsonl") for number in numbers]
         signs = numbers if record.stored == "binary" else []
         self._signs = [self._array(f"signs-{number}") for number in signs]
+        self._codes = [self._codes_of(segment) for segment in record.segments]
         self.deleted = np.zeros(len(self.ids), bool)
         # Rows, vectors and offsets of a segment must agree, or a text would get another's vector.
         counts = [
@@ -183,6 +198,16 @@ class Index:
         if (expected and array.dtype != expected) or (width and array.shape[1:] != (width,)):
             raise self._damaged(f"{name}.npy has {array.shape} numbers of type {array.dtype}")
         return array
+
+    def _codes_of(self, segment: Segment) -> Codes | None:
+        if segment.error is None:
+            return None
+        codes = self._array(f"codes-{segment.number}", self.record.width)
+        scales = self._array(f"scales-{segment.number}")
+        kinds = codes.dtype == np.int8 and scales.dtype == np.float32
+        if not kinds or (len(codes), *scales.shape) != (segment.rows, segment.rows):
+            raise self._damaged(f"codes-{segment.number}.npy has {codes.shape} of {codes.dtype}")
+        return Codes(codes, scales, segment.error)
 
     def _mapped(self, name: str) -> mmap.mmap:
         """Open a file of the folder, which stays readable when a change removes it."""
@@ -230,6 +255,8 @@ class Index:
             return self._approximate(queries, k)
         if self.record.stored == "binary":
             return search_signs(queries, self._signs, self.vectors, k, self.ids, self.deleted)
+        if reads_codes(len(queries)) and any(self._codes):
+            return search_codes(queries, self._codes, self.vectors, k, self.ids, self.deleted)
         return top_k(queries, self.vectors, k, names=self.ids, deleted=self.deleted)
 
     def _approximate(self, queries: NDArray[np.float32], k: int) -> Found:

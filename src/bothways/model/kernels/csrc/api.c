@@ -341,6 +341,16 @@ status bothways_adamw_rows(const adamw_table *t, const int64_t *rows, const floa
     return BOTHWAYS_OK;
 }
 
+status bothways_code_products(const int8_t *codes, const float *scales, const float *query,
+                              int64_t rows, int64_t width, float *products, int32_t threads) {
+    CHECK(check_call(current_features(), rows, threads));
+    CHECK(require(is_width(width) && (!rows || (codes && scales && query && products))));
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t row = 0; row < rows; row++)
+        products[row] = scales[row] * code_product(codes + row * width, query, width);
+    return BOTHWAYS_OK;
+}
+
 /* ---- linear layers and whole blocks ---- */
 
 /* How rows are shared out: in chunks, each of which one thread takes through all weights; or, where

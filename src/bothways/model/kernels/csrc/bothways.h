@@ -12,7 +12,7 @@
 
 /* Increase it with every change of a signature, a struct or the meaning of an argument:
  * `library.py` refuses a library with another number. */
-#define BOTHWAYS_ABI 1
+#define BOTHWAYS_ABI 2
 
 /* Limits that keep every size in bytes below 2^63. */
 #define MAX_ROWS ((int64_t)1 << 32)
@@ -179,5 +179,10 @@ EXPORT status bothways_cross_entropy_backward(const classification *c,
  * gradient `gradients`[i] (width), all others 0: those that are not seen only decay. */
 EXPORT status bothways_adamw_rows(const adamw_table *t, const int64_t *rows, const float *gradients,
                                   int64_t count, int32_t threads);
+
+/* The product of `query` (width) with each row of `codes` (rows, width), times its scale. */
+EXPORT status bothways_code_products(const int8_t *codes, const float *scales, const float *query,
+                                     int64_t rows, int64_t width, float *products,
+                                     int32_t threads);
 
 #endif

@@ -1,4 +1,5 @@
-/* Kernels that compute one row at a time: LayerNorm of a sum, cross-entropy, AdamW. */
+/* Kernels that compute one row at a time: LayerNorm of a sum, cross-entropy, AdamW, products with
+ * codes. */
 
 #ifndef ROWS_H
 #define ROWS_H
@@ -21,5 +22,6 @@ void cross_entropy_row(const classification *c, int64_t row, log_normalizer *nor
 void cross_entropy_backward_row(const classification *c, int64_t row, log_normalizer normalizer,
                                 float grad_loss, void *grad_logits);
 void adamw_row(const adamw_table *t, int64_t row, const float *gradient); /* NULL: 0 */
+float code_product(const int8_t *codes, const float *query, int64_t width);
 
 #endif

@@ -1,4 +1,4 @@
-/* LayerNorm of a sum, cross-entropy, and AdamW, by AVX-512. */
+/* LayerNorm of a sum, cross-entropy, AdamW, and products with codes, by AVX-512. */
 
 #include "dropout.h"
 #include "rows.h"
@@ -188,4 +188,25 @@ void adamw_row(const adamw_table *t, int64_t row, const float *gradient) {
         }
         _mm512_mask_storeu_ps(weight + f, mask, w);
     }
+}
+
+/* ---- products with codes ---- */
+
+INLINE __m512 load_codes(__mmask16 mask, const int8_t *codes) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, codes)));
+}
+
+/* Two sums, since one would wait for itself; the memory is the limit. */
+float code_product(const int8_t *codes, const float *query, int64_t width) {
+    __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+    for (int64_t f = 0; f < width; f += 2 * LANES) {
+        __mmask16 mask = first_lanes(width - f);
+        even = _mm512_fmadd_ps(load_codes(mask, codes + f),
+                               _mm512_maskz_loadu_ps(mask, query + f), even);
+        if (width - f <= LANES) break;
+        mask = first_lanes(width - f - LANES);
+        odd = _mm512_fmadd_ps(load_codes(mask, codes + f + LANES),
+                              _mm512_maskz_loadu_ps(mask, query + f + LANES), odd);
+    }
+    return _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
 }
