@@ -31,7 +31,7 @@ from bothways.prediction.search.change import change_index
 from bothways.prediction.search.index import Hit, Index, IndexRecord
 from bothways.prediction.search.ranking import (
     BM25,
-    Codes,
+    CodedVectors,
     StoredVectors,
     search_codes,
     search_words,
@@ -141,8 +141,8 @@ def test_codes_find_what_the_vectors_find_to_the_bit(sizes, width, lengths, k, s
     matrix[rng.random(len(matrix)) < 0.1] = 0
     matrix[rng.integers(len(matrix), size=3)] = matrix[0]
     parts = np.split(matrix, np.cumsum(sizes)[:-1])
-    coded = [Codes.of(part) if rng.random() < 0.8 else None for part in parts]
-    coded[0] = coded[0] or Codes.of(parts[0])
+    coded = [CodedVectors.of(part) if rng.random() < 0.8 else None for part in parts]
+    coded[0] = coded[0] or CodedVectors.of(parts[0])
     names = rng.permutation(len(matrix)).astype("S")
     deleted = rng.random(len(matrix)) < 0.2
     deleted[0] = False
@@ -160,7 +160,7 @@ def test_few_rows_of_codes_are_in_doubt():
     rng = np.random.default_rng(5)
     matrix = rng.standard_normal((20_000, 96)).astype(np.float32)
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
-    codes, query = Codes.of(matrix), matrix[7] + matrix[8]
+    codes, query = CodedVectors.of(matrix), matrix[7] + matrix[8]
     products, exact = codes.products(query), matrix.astype(np.float64) @ query
     assert np.abs(products - exact).max() <= codes.error * np.linalg.norm(query)
     assert codes.error < 0.02
@@ -171,7 +171,7 @@ def test_few_rows_of_codes_are_in_doubt():
 def test_many_queries_and_a_processor_without_kernels_read_vectors(tmp_path, monkeypatch):
     monkeypatch.setattr(ranking, "CODED_ROWS", 1)
     index = add(tmp_path / "index", {f"d{n}": f"text {n}" for n in range(9)})
-    monkeypatch.setattr(ranking.Codes, "products", None)  # whoever calls it fails
+    monkeypatch.setattr(ranking.CodedVectors, "products", None)  # whoever calls it fails
     assert len(index.nearest(embed([f"text {n}" for n in range(5)]), 3)[0]) == 5
     monkeypatch.setattr(ranking, "runs_on", lambda device: False)
     assert len(index.nearest(embed(["text 1"]), 3)[0]) == 1

@@ -271,10 +271,10 @@ class _Change:
             nonlocal error
             codes = np.lib.format.open_memmap(path, "w+", np.int8, vectors.shape)
             for start in range(0, len(vectors), WINDOW):
-                part = ranking.Codes.of(vectors[start : start + WINDOW])
-                codes[start : start + WINDOW] = part.codes
-                scales[start : start + WINDOW] = part.scales
-                error = max(error, part.error)
+                coded = ranking.CodedVectors.of(vectors[start : start + WINDOW])
+                codes[start : start + WINDOW] = coded.codes
+                scales[start : start + WINDOW] = coded.scales
+                error = max(error, coded.error)
             codes.flush()
 
         replace_file(self.path("codes"), write)

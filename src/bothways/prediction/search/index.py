@@ -41,7 +41,7 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.search.ranking import (
     BM25,
     DTYPES,
-    Codes,
+    CodedVectors,
     Stored,
     StoredVectors,
     reads_codes,
@@ -73,7 +73,7 @@ class Hit:
 class Segment:
     """The documents of a change: the number in the names of its files, and their rows.
 
-    `error` is that of `ranking.Codes`; None without codes.
+    `error` is that of `ranking.CodedVectors`; None without codes.
     """
 
     number: int
@@ -199,15 +199,15 @@ class Index:
             raise self._damaged(f"{name}.npy has {array.shape} numbers of type {array.dtype}")
         return array
 
-    def _codes_of(self, segment: Segment) -> Codes | None:
+    def _codes_of(self, segment: Segment) -> CodedVectors | None:
         if segment.error is None:
             return None
         codes = self._array(f"codes-{segment.number}", self.record.width)
         scales = self._array(f"scales-{segment.number}")
-        kinds = codes.dtype == np.int8 and scales.dtype == np.float32
-        if not kinds or (len(codes), *scales.shape) != (segment.rows, segment.rows):
+        typed = codes.dtype == np.int8 and scales.dtype == np.float32
+        if not typed or (len(codes), *scales.shape) != (segment.rows, segment.rows):
             raise self._damaged(f"codes-{segment.number}.npy has {codes.shape} of {codes.dtype}")
-        return Codes(codes, scales, segment.error)
+        return CodedVectors(codes, scales, segment.error)
 
     def _mapped(self, name: str) -> mmap.mmap:
         """Open a file of the folder, which stays readable when a change removes it."""

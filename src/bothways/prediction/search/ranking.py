@@ -122,7 +122,7 @@ CODED_QUERIES = 4
 """Queries that read codes one after the other; more read the vectors once for all."""
 
 
-class Codes(NamedTuple):
+class CodedVectors(NamedTuple):
     """The vectors of a segment in a byte a component, read before the vectors themselves.
 
     Attributes:
@@ -137,16 +137,16 @@ class Codes(NamedTuple):
     error: float
 
     @classmethod
-    def of(cls, vectors: Float32[np.ndarray, "rows width"]) -> Codes:
+    def of(cls, vectors: Float32[np.ndarray, "rows width"]) -> CodedVectors:
         """Return the codes of vectors, at least one."""
         scales = np.abs(vectors).max(axis=1) / np.float32(127)
         steps = np.where(scales == 0, np.float32(1), scales)[:, None]
         codes = np.clip(np.rint(vectors / steps), -127, 127).astype(np.int8)
         differences = vectors - scales[:, None].astype(np.float64) * codes
-        lost = np.linalg.norm(differences, axis=1)  # |q·v − q·c| ≤ |q||v − c|
-        longest = float(np.linalg.norm(vectors.astype(np.float64), axis=1).max() + lost.max())
-        unit = np.ones((1, 1)), longest * vectors.shape[1]  # `rounding` has n = 1
-        return cls(codes, scales, float(lost.max() + rounding(*unit)[0]))
+        error = float(np.linalg.norm(differences, axis=1).max())  # |q·v − q·c| ≤ |q||v − c|
+        max_length = float(np.linalg.norm(vectors.astype(np.float64), axis=1).max()) + error
+        unit = np.ones((1, 1)), max_length * vectors.shape[1]  # `rounding` has n = 1
+        return cls(codes, scales, error + float(rounding(*unit)[0]))
 
     def products(self, query: Float32[np.ndarray, " width"]) -> Float32[np.ndarray, " rows"]:
         """Return the product of a query with each row."""
@@ -165,7 +165,7 @@ def reads_codes(queries: int) -> bool:
 
 def search_codes(
     queries: Float32[np.ndarray, "queries width"],
-    segments: Many[Codes | None],
+    segments: Many[CodedVectors | None],
     vectors: StoredVectors,
     k: int,
     names: Shaped[np.ndarray, " rows"],
@@ -177,20 +177,20 @@ def search_codes(
         length = np.linalg.norm(query.astype(np.float64))
         slack = max(length * segment.error for segment in segments if segment is not None)
         nearest = Nearest(k, dot_products(query[None], vectors), np.zeros(1), names)
-        for first, last, segment in zip(
+        for start, stop, segment in zip(
             vectors.starts[:-1].tolist(), vectors.starts[1:].tolist(), segments, strict=True
         ):
             if segment is None:
-                block = vectors[first:last]
+                block = vectors[start:stop]
                 scores = block @ query
-                longest = float(np.sqrt(np.einsum("ij,ij->i", block, block).max(initial=0.0)))
-                slack = max(slack, rounding(query[None], longest)[0])
+                max_length = float(np.sqrt(np.einsum("ij,ij->i", block, block).max(initial=0.0)))
+                slack = max(slack, rounding(query[None], max_length)[0])
             else:
                 scores = segment.products(query)
-            scores[deleted[first:last]] = -np.inf
+            scores[deleted[start:stop]] = -np.inf
             nearest.slack = np.array([slack])
-            for start in range(0, len(scores), 8 * BLOCK_ROWS):
-                nearest.add(first + start, scores[None, start : start + 8 * BLOCK_ROWS])
+            for offset in range(0, len(scores), 8 * BLOCK_ROWS):
+                nearest.add(start + offset, scores[None, offset : offset + 8 * BLOCK_ROWS])
         results.append(nearest.result())
     scores, rows = (np.concatenate(values) for values in zip(*results, strict=True))
     return scores, rows
