@@ -208,8 +208,9 @@ def run_quickstart(
         begin("pre-training", plan)
         settings = pretraining_settings(shape, tokenizer.size, until)
         run = out / "pretraining"
-        resume = latest_checkpoint(run) is not None
-        if resume:  # with the shape and the length with which the run started
+        if resume := (
+            latest_checkpoint(run) is not None
+        ):  # with the shape and the length with which the run started
             settings = configs.load(PretrainConfig, base=settings, file=run / "config.toml")
         pretrained = pretrain(settings, corpus, run, resume=resume, progress=progress)
         if not pretrained.finished(settings.training):
@@ -251,8 +252,7 @@ def pretraining_settings(shape: Shape, vocabulary: int, until: Duration) -> Pret
         batch=TokenBudget(BATCH),
         microbatch_tokens=8192,
         held_out=0.02,
-        # The default, read nine times, would take as long as the training.
-        evaluation_tokens=10_000,
+        evaluation_tokens=10_000,  # the default, read nine times, takes as long as the training
     )
 
 
@@ -343,13 +343,13 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
     gain = comparison.mean(PRETRAINED) - comparison.mean(SCRATCH)
     fewer = error_reduction(comparison.mean(SCRATCH), comparison.mean(PRETRAINED))
     metrics = result.pretrained.metrics
-    chance = f"chance: ±{100 * noise:.1f}"
-    chance += f"; {errors_text(fewer)}" if fewer else ""
-    correct = f"{s.percentage(metrics['unigram/accuracy/masked'])} for the most frequent token"
-    accuracy = s.percentage(metrics["held-out/accuracy/masked"])
+    chance = f"chance: ±{100 * noise:.1f}" + (f"; {errors_text(fewer)}" if fewer else "")
+    unigram, accuracy = (
+        s.percentage(metrics[f"{name}/accuracy/masked"]) for name in ("unigram", "held-out")
+    )
     figures = [
         s.KeyFigure("gain by pre-training", f"{100 * gain:+.1f} points", chance),
-        s.KeyFigure("masked tokens correct", accuracy, correct),
+        s.KeyFigure("masked tokens correct", accuracy, f"{unigram} for the most frequent token"),
     ]
     records = read_records(Path(result.corpus.folder).parent / "pretraining" / "metrics.jsonl")
     means = " against ".join(s.percentage(comparison.mean(n)) for n in (PRETRAINED, SCRATCH))
@@ -426,8 +426,8 @@ def chance_difference(comparison: s.ComparisonChart, examples: int) -> float:
     It is twice the larger of two standard errors: the spread over seeds, and the difference's
     of two accuracies near one half on the test examples.
     """
-    spread = max(comparison.spread(PRETRAINED), comparison.spread(SCRATCH))
-    return 2 * max(spread, math.sqrt(0.5 / examples))
+    spreads = map(comparison.spread, (PRETRAINED, SCRATCH))
+    return 2 * max(*spreads, math.sqrt(0.5 / examples))
 
 
 _SKIPPED = re.compile(
@@ -453,19 +453,14 @@ WORDS = (6, 25)
 _MOVABLE = re.compile(r"[a-z]+")
 
 
-def installed_documentation(
-    *, max_words: int = 1_500_000, workers: int | None = None
-) -> Iterator[Document]:
+def installed_documentation(*, max_words: int = 1_500_000) -> Iterator[Document]:
     """Iterate over one document of prose per module; `where` is its name.
 
     The standard library comes first, then packages by name. Repeated paragraphs are kept once.
-
-    Args:
-        workers: parsing processes, by default one per core. The documents do not depend on it.
     """
     packages = [path for root in _roots() for path in sorted(root.iterdir())]
     paragraphs_read, words = set[str](), 0
-    for documents in map_in_order(read_package, packages, workers or usable_cores()):
+    for documents in map_in_order(read_package, packages, usable_cores()):
         for name, paragraphs in documents:
             new = [text for text in dict.fromkeys(paragraphs) if text not in paragraphs_read]
             paragraphs_read.update(new)

@@ -52,6 +52,7 @@ def installation(tmp_path, monkeypatch) -> Path:
         path.write_bytes(text)
     roots = [tmp_path / "lib", tmp_path / "site-packages"]
     monkeypatch.setattr(installed_docs, "_roots", lambda: roots)
+    monkeypatch.setattr(installed_docs, "usable_cores", lambda: 1)
     return tmp_path
 
 
@@ -73,8 +74,7 @@ DOCUMENTS = {
 
 def documents(**options: int) -> dict[str, list[str]]:
     return {
-        document.where: document.text.split("\n")
-        for document in installed_documentation(**{"workers": 1, **options})
+        document.where: document.text.split("\n") for document in installed_documentation(**options)
     }
 
 
@@ -84,8 +84,9 @@ def test_documents_are_modules_in_order(installation):
 
 
 @pytest.mark.slow
-def test_two_processes_read_the_same(installation):
-    assert documents(workers=2) == DOCUMENTS
+def test_two_processes_read_the_same(installation, monkeypatch):
+    monkeypatch.setattr(installed_docs, "usable_cores", lambda: 2)
+    assert documents() == DOCUMENTS
 
 
 def test_unreadable_files_are_skipped(installation, monkeypatch):
