@@ -215,9 +215,8 @@ def run_quickstart(
         pretrained = pretrain(settings, corpus, run, resume=resume, progress=progress)
         if not pretrained.finished(settings.training):
             return None
-        count = shape.seeds
-        tuned = f"fine-tuning on {len(train_on):,} labels, {count} times from each start"
-        begin("fine-tuning", tuned)
+        count, labels = shape.seeds, f"{len(train_on):,} labels"
+        begin("fine-tuning", f"fine-tuning on {labels}, {count} times from each start")
         starts = [pretrained.model] * count + [pretrained.model.config] * count
         fitted = tuple(
             finetune(
@@ -344,9 +343,8 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
     fewer = error_reduction(comparison.mean(SCRATCH), comparison.mean(PRETRAINED))
     metrics = result.pretrained.metrics
     chance = f"chance: ±{100 * noise:.1f}" + (f"; {errors_text(fewer)}" if fewer else "")
-    unigram, accuracy = (
-        s.percentage(metrics[f"{name}/accuracy/masked"]) for name in ("unigram", "held-out")
-    )
+    unigram = s.percentage(metrics["unigram/accuracy/masked"])
+    accuracy = s.percentage(metrics["held-out/accuracy/masked"])
     figures = [
         s.KeyFigure("gain by pre-training", f"{100 * gain:+.1f} points", chance),
         s.KeyFigure("masked tokens correct", accuracy, f"{unigram} for the most frequent token"),
