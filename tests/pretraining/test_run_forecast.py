@@ -10,7 +10,7 @@ import torch
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.runtime.cards import CARDS
-from bothways.data.loader import ExampleBudget, TokenRamp, budget_at
+from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp, budget_at
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.objectives.masked_lm import MaskedLMNextSentence
@@ -77,7 +77,7 @@ def test_the_memory_of_a_step_is_near_what_an_h200_held(shape, tokens, length, g
 
 def test_the_speed_of_a_run_is_near_what_an_h200_reached():
     """The same place: BERT-base by `short` read 18.6 million tokens in 45 seconds."""
-    run = ON_GPU["short"](preset("bert-base"))
+    run = dataclasses.replace(ON_GPU["short"](preset("bert-base")), batch=TokenBudget(32_768))
     until = dataclasses.replace(run.training, until=Hours(45 / 3600))
     forecast = forecast_run(dataclasses.replace(run, training=until), Cards(CARDS["h200"]))
     assert forecast.tokens == pytest.approx(18.6e6, rel=0.15)
