@@ -315,7 +315,7 @@ def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "batch"), [("short", TokenBudget(32_768)), ("modern", GPU_RAMP)]
+    ("recipe", "batch"), [("short", TokenBudget(16_384)), ("modern", GPU_RAMP)]
 )
 @pytest.mark.parametrize(("model", "memory"), [("bert-mini", 24e9), ("bert-large", 141e9)])
 def test_updates_fill_a_gpu_and_fit_into_it(recipe, batch, model, memory):

@@ -183,8 +183,8 @@ The second half reads 64 tokens. In five minutes a small BERT gets below the uni
 """
 
 GPU_TOKENS = 128 * 128
-"""Tokens of an update on a GPU. Beside an H200, launching the kernels of a step of BERT-base takes 37
-ms, and reading as many tokens 41: fewer would make no more updates."""
+"""Tokens of an update on a GPU. Beside an H200, launching the kernels of a step of BERT-base takes
+37 ms, and reading as many tokens 41: fewer would make no more updates."""
 GPU_RAMP = TokenRamp(GPU_TOKENS, 16 * GPU_TOKENS, over=1_000_000_000)
 """To half of the 4,096 sequences at which Izsak et al. 2021 and Geiping & Goldstein 2022 end a day
 on one GPU."""
