@@ -30,8 +30,8 @@ from bothways.training.optimizers import FusedAdamW, update
 from bothways.training.parallel import Single
 from bothways.training.saved_state import RunTensors
 
-KEPT = 4
-"""Graphs that are kept: each has gradients of its own."""
+KEPT = 16
+"""Graphs that are kept."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class GraphedUpdates:
         self._module, self._optimizer = module, optimizer
         self._arithmetic, self._clip_norm = arithmetic, clip_norm
         self._device = device_of(module)
+        # One memory for all: a graph needs its activations and gradients only while it runs.
+        self._pool = torch.cuda.graph_pool_handle()
         self._recorded = OrderedDict[tuple[int, ...], Recorded | None]()
         # The rate of each group, as the fused kernel reads it on the GPU.
         self._rates = [torch.zeros((), device=self._device) for _ in optimizer.param_groups]
@@ -127,7 +129,7 @@ class GraphedUpdates:
             group |= {"lr": rate, "capturable": True}
         try:
             # Other threads copy into pinned memory meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 with self._arithmetic:
                     losses = self._module(batch)
                 terms = [loss.total * factors[name] for name, loss in losses.items()]
