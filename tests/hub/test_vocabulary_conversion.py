@@ -1,5 +1,6 @@
 """`bothways convert --vocabulary`: rows against hand-computed ones, ties, and transformers' view of the folder."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,15 @@ def test_a_mark_of_the_byte_order_is_no_part_of_a_word(tmp_path):
     (tmp_path / "words.txt").write_text("barnowl\r\nbarndog\r\n", encoding="utf-8-sig")
     change = change_vocabulary(tokenizer, tmp_path / "words.txt")
     assert [row.token for row in change.rows if row.fate != "kept"] == ["barnowl", "barndog"]
+
+
+def test_words_are_read_from_a_pipe(tmp_path):
+    read, write = os.pipe()
+    os.write(write, b"anfield\n")
+    os.close(write)
+    convert_vocabulary(folder_of(tmp_path / "old"), tmp_path / "new", f"/dev/fd/{read}")
+    os.close(read)
+    assert "anfield" in (tmp_path / "new/vocabulary.tsv").read_text()
 
 
 def test_mistakes(tmp_path):
