@@ -517,7 +517,7 @@ def plan(  # noqa: PLR0913 – one option per question
             raise ConfigError(message, where="tokens", fix="Give one of them.")
         require_at_least(1, tokens=tokens)
         settings = (f"training.until={int(tokens)} tokens", *settings)
-    if hardware == "here":
+    if hardware.lower() == "here":
         for name, changed in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
             if changed:
                 message = "is for cards; this machine is measured with one rank"
