@@ -198,3 +198,10 @@ def test_electra_and_its_generator_stay_tied(tmp_path):
     tables = [load_model(tmp_path / "new" / role).model.state_dict()[table] for role in models]
     assert torch.equal(*tables)
     assert len(tables[0]) == 62
+    other = tmp_path / "other"
+    (other / "step-1").mkdir(parents=True)
+    with pytest.raises(FolderError, match="other: holds files of something other than a conv"):
+        convert_vocabulary(tmp_path / "run", other, words)
+    options = "--out", other, "--vocabulary", words, "--part", "generator"
+    with pytest.raises(ConfigError, match=r"^part: "):
+        run_line("convert", tmp_path / "run", *options)

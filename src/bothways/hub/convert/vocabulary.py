@@ -31,7 +31,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.data.text_io import read_lines
 from bothways.hub.model_card import Card
-from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.model_folder import check_replaceable, load_model, save_model
 from bothways.hub.sentence_transformers import kept_files
 from bothways.model.config import with_vocabulary
 from bothways.model.init import without_weights
@@ -105,6 +105,8 @@ def convert_vocabulary(
     folders = {role: inner[role] for role in inner if (inner[role] / "config.json").is_file()}
     if "model" not in folders or (folder_or_run / "config.json").exists():  # no run
         folders = {"": folder_or_run}
+    else:  # `save_model` would replace the model of another run
+        check_replaceable(target, [*inner], "a converted run")
     change: VocabularyChange | None = None
     for role, folder in folders.items():
         progress.stage(f"converting {role or 'the model'}")
