@@ -102,7 +102,8 @@ def conclude_pretraining(done: PretrainResult) -> None:
     if not options.ended_here(done.folder is not None, f"Saved after step {steps:,}."):
         return
     assert done.folder is not None
-    title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
+    count = quantity(steps, "step(s)")
+    title = f"After {count} and {tokens:,} tokens, on held-out documents"
     options.show_tables(
         options.metric_table(
             title, {"": done.metrics}, "",
