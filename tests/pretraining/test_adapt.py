@@ -104,7 +104,10 @@ def test_text_is_read_from_a_named_column(tmp_path, tokenizer, texts):
         "replay": texts["general"],
         "replay_share": 0.0,
     }  # plain text has no columns
+    options |= {"length": 999, "progress": (heard := Heard())}
     done = bothways.adapt(model, file, tmp_path / "run", **options)
+    note = "note: sequences have 512 tokens, the most that the model reads, not 999"
+    assert heard.messages[0] == note
     assert done.folder is not None
     assert done.vocabulary.domain.fertility > 1
 
@@ -188,6 +191,7 @@ def test_mistakes(tmp_path, tokenizer, texts, corpus):
         ("nowhere.txt", {}, BothwaysError, "nowhere"),
         (domain, {"held_out": 2.0}, ConfigError, "held_out"),
         (domain, {"column": "body"}, ConfigError, "^column: does nothing"),
+        (domain, {"start": "other"}, ConfigError, "^start: is other, and the model to adapt"),
         (corpus.folder, {"column": "body"}, ConfigError, "^column: does nothing"),
         ([domain, str(corpus.folder)], {}, DataError, "is a built corpus, not text"),
         (pipe, {}, DataError, "is a pipe, and the text is read twice"),

@@ -242,6 +242,9 @@ def adapt(  # noqa: PLR0913 – one option per question
         objective = MaskedLM()
     else:
         objective, fresh = replaced_tokens_of(loaded, source), False
+    if length > encoder.max_positions:
+        known = f"the most that the model reads, not {length:,}"
+        progress.message(f"note: sequences have {encoder.max_positions:,} tokens, {known}")
     sources = _sources([*texts], [*replay], column)
     if GENERAL not in sources and replay_share is not None:
         message = f"is {replay_share:g}, and there is no general text to read"
@@ -351,7 +354,11 @@ def _settings(
         mixture=ByWeight({DOMAIN: 1 - share, GENERAL: share}) if share else None,
         start=source,
     )
-    return config.load_pretraining(base, overrides)
+    settings = config.load_pretraining(base, overrides)
+    if settings.start != source:
+        message = f"is {settings.start}, and the model to adapt is {source}"
+        raise errors.ConfigError(message, where="start", fix="Leave it out.")
+    return settings
 
 
 def _look(
