@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.core.config.values import checked, nest, require_choice
+from bothways.core.config.values import checked, nest, require_choice, require_range
 from bothways.core.errors import ConfigError, DataError, argument, require
 from bothways.core.files import check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
@@ -477,11 +477,11 @@ def calibrate(  # noqa: PLR0913 – one option per question
         True
     """
     from bothways.prediction.analysis import calibrate as work
-    from bothways.tasks.metrics import require_error_rate
 
     if not str(out):
         raise ConfigError("is missing", where="out", fix="Name a new folder for the model.")
-    require_error_rate(error)  # before the predictions
+    if error is not None:  # before the predictions
+        require_range("(0, 1)", error=error)
     columns = {"text": text, "text_b": text_b, "label": label}
     with shown_progress(progress) as reporter:
         labelled = _labelled_data(str(model), data, columns, reporter)

@@ -206,7 +206,7 @@ def test_conformal_threshold_is_the_right_order_statistic():
     for error in (0.0, 1.0, -0.1, float("nan"), 0.09):
         with pytest.raises(ConfigError) as refused:
             metrics.conformal_threshold(right, error)
-        assert refused.value.where == "error rate"
+        assert refused.value.where == "error"
 
 
 @pytest.mark.parametrize(

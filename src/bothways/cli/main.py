@@ -318,6 +318,8 @@ def _is_full(output: int) -> bool:
 
 
 def _fail(message: str, status: int = 2) -> None:
+    if message.startswith("error: "):  # of the option with this name
+        message = f"--{message}"
     print(f"error: {printable(message)}", file=sys.stderr)
     sys.exit(status)
 

@@ -34,7 +34,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from numpy.typing import NDArray
 
 from bothways.core.config.values import require_range
-from bothways.core.errors import ConfigError, argument
+from bothways.core.errors import ConfigError
 from bothways.tasks.base import softmax
 
 TINY = float(np.finfo(np.float64).tiny)
@@ -418,15 +418,6 @@ def _platt(
     return float(weights[0]), float(weights[1])
 
 
-def require_error_rate(error: float | None) -> None:
-    """Check the share of sets that may miss the right label; None passes."""
-    # "error: error: …" would not show that it is an option
-    require_range("(0, 1)", fix=f"{argument(error=0.1)} allows 1 in 10.", **{_ERROR: error})
-
-
-_ERROR = "error rate"
-
-
 def conformal_threshold(right: Float64[np.ndarray, " examples"], error: float) -> float:
     """Return the least probability of a label in a conformal set.
 
@@ -437,14 +428,14 @@ def conformal_threshold(right: Float64[np.ndarray, " examples"], error: float) -
     Raises:
         ConfigError: the error rate is outside of (0, 1), or too small for so few examples.
     """
-    require_error_rate(error)
+    require_range("(0, 1)", error=error)
     # As 0.9 · 10 is 9.000000000000002 in floating point, a hair is taken off before rounding up.
     rank = math.ceil((len(right) + 1) * (1 - error) - 1e-9)
     if rank > len(right):
         needed = math.ceil(1 / error - 1e-9) - 1
         message = f"{error} needs at least {needed} examples for the sets, and there are "
         fix = "Give more data, or allow a higher error rate."
-        raise ConfigError(f"{message}{len(right)}", where=_ERROR, fix=fix)
+        raise ConfigError(f"{message}{len(right)}", where="error", fix=fix)
     return float(np.sort(right)[::-1][rank - 1])
 
 
