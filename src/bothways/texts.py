@@ -81,7 +81,7 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
                 for name, source in texts.items()
             }
             sample = trainers.sample_languages(languages, alpha, characters, seed)
-            share = f"a sample of {len(languages)} languages, alpha {alpha:g},"
+            share = f"a sample of {quantity(len(languages), 'language(s)')}, alpha {alpha:g},"
         else:
             documents = documents_of(texts, column=column)
             sample = trainers.sample(read_document_texts(documents, reporter), characters, seed)

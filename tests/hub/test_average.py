@@ -129,8 +129,12 @@ def test_models_that_differ_in_more_than_weights_are_refused(tokenizer, corpus, 
     ):
         with pytest.raises(FolderError, match=difference):
             bothways.average([first, other], tmp_path / "mean")
-    for alone in ([first], []):
-        with pytest.raises(FolderError, match="one model has no average"):
+    for alone, message in (
+        ([first], "first: has 0 checkpoints"),
+        ([tmp_path / "none"], "none: is not the folder of a run"),
+        ([], "^models: "),
+    ):
+        with pytest.raises(FolderError, match=message):
             bothways.average(alone, tmp_path / "mean")
     bothways.pretrain(
         corpus, EncoderConfig(9, 16, 1, 2, 32), "masked-lm", until="2 steps", out=tmp_path / "run",

@@ -1,5 +1,6 @@
 """`bothways convert --vocabulary`: rows against hand-computed ones, ties, and transformers' view of the folder."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,15 @@ def test_a_mark_of_the_byte_order_is_no_part_of_a_word(tmp_path):
     assert [row.token for row in change.rows if row.fate != "kept"] == ["barnowl", "barndog"]
 
 
+def test_words_are_read_from_a_pipe(tmp_path):
+    read, write = os.pipe()
+    os.write(write, b"anfield\n")
+    os.close(write)
+    convert_vocabulary(folder_of(tmp_path / "old"), tmp_path / "new", f"/dev/fd/{read}")
+    os.close(read)
+    assert "anfield" in (tmp_path / "new/vocabulary.tsv").read_text()
+
+
 def test_mistakes(tmp_path):
     old = folder_of(tmp_path / "old")
     for words, error, message in (
@@ -188,3 +198,10 @@ def test_electra_and_its_generator_stay_tied(tmp_path):
     tables = [load_model(tmp_path / "new" / role).model.state_dict()[table] for role in models]
     assert torch.equal(*tables)
     assert len(tables[0]) == 62
+    other = tmp_path / "other"
+    (other / "step-1").mkdir(parents=True)
+    with pytest.raises(FolderError, match="other: holds files of something other than a conv"):
+        convert_vocabulary(tmp_path / "run", other, words)
+    options = "--out", other, "--vocabulary", words, "--part", "generator"
+    with pytest.raises(ConfigError, match=r"^part: "):
+        run_line("convert", tmp_path / "run", *options)

@@ -40,6 +40,11 @@ def mistake(line: str) -> tuple[str | None, str]:
         ("finetune", "MODEL", ["is missing"]),
         ("finetune m d.tsv --out", "--out", ["needs a value"]),
         ("finetune m d.tsv --lr abc", "--lr", ["'abc'", "number"]),
+        (
+            "mine p.jsonl --index i --out o --margin x",
+            "--margin",
+            ["'x' is not a number or none"],
+        ),
         ("finetune m d.tsv --lr 1 --lr 2", "--lr", ["twice"]),
         ("embed m x.txt", "--out", ["is missing", ".npy"]),
         ("predict m f.txt --precision=fp6", "--precision", ["'fp6'", "fp32"]),
@@ -95,6 +100,7 @@ def test_options_of_other_libraries_are_ours(line, renamed):
     [
         ("predict m --topp 3", "error: --topp: unknown option; did you mean --top?\n"),
         ("corpus inspect no-such-folder", "error: no-such-folder: "),
+        ("calibrate m d.tsv --out made --error 10", "error: --error: must be above 0 and below 1"),
     ],
 )
 def test_the_command_prints_the_message(line, message, monkeypatch, capsys):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bothways
-from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.tasks.base import softmax
 from bothways.tasks.metrics import sigmoid
 from heard_progress import Heard
@@ -183,7 +183,9 @@ def test_data_that_cannot_calibrate_is_refused(model, rows, done, tmp_path):
     assert missing.value.where == "input 13"
     refused(enough, ConfigError, error=1.5)
     refused(enough, ConfigError, error=0.001)
-    refused(enough, BothwaysError, source=make_folder(tmp_path / "bert"))
+    with pytest.raises(FolderError, match="is not fine-tuned for a task") as untrained:
+        bothways.calibrate(make_folder(tmp_path / "bert"), enough, tmp_path / "new")
+    assert "Or name a task" not in str(untrained.value)  # calibrate has no argument task
     with pytest.raises(BothwaysError):
         bothways.calibrate(model, enough, model, progress=False)
     sha = done.record["data"]["sha256"]

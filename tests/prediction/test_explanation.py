@@ -143,7 +143,9 @@ def test_words_of_tags_keep_their_numbers(place):
 def test_what_cannot_be_explained_says_why(tmp_path, place):
     predict = opened("classify", place / "classify")
     example = predict.task_model.task.from_texts((TEXT,))
-    with pytest.raises(DataError, match="'other' is not one of the model's"):
+    with pytest.raises(
+        DataError, match="'other' is not one of the model's; there are no, maybe, yes"
+    ):
         leave_one_out(predict, example, ExplainedOutput("other"))
     with pytest.raises(DataError, match="the label is missing"):
         leave_one_out(predict, example, ExplainedOutput())

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import bothways
-from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -99,7 +99,15 @@ def test_text_is_read_from_a_named_column(tmp_path, tokenizer, texts):
     options = {"until": "1 steps", "length": 32, **FAST}
     with pytest.raises(BothwaysError, match="has no column 'text'"):
         bothways.adapt(model, file, tmp_path / "run", **options)
-    done = bothways.adapt(model, file, tmp_path / "run", column="body", **options)
+    options |= {
+        "column": "body",
+        "replay": texts["general"],
+        "replay_share": 0.0,
+    }  # plain text has no columns
+    options |= {"length": 999, "progress": (heard := Heard())}
+    done = bothways.adapt(model, file, tmp_path / "run", **options)
+    note = "note: sequences have 512 tokens, the most that the model reads, not 999"
+    assert heard.messages[0] == note
     assert done.folder is not None
     assert done.vocabulary.domain.fertility > 1
 
@@ -171,16 +179,22 @@ def test_a_run_killed_before_its_first_checkpoint_leaves_nothing_to_another_mode
     assert second.before != first.before
 
 
-def test_mistakes(tmp_path, tokenizer, texts):
+def test_mistakes(tmp_path, tokenizer, texts, corpus):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     one, domain = tmp_path / "one.txt", texts["domain"]
     one.write_text("The cat sleeps.\n")
+    os.mkfifo(pipe := tmp_path / "pipe")
     no_text = r"^replay_share: is 0\.1, and there is no general text"
     for text, settings, error, message in (
         (domain, {"replay_share": 1.0}, ConfigError, "replay_share"),
         (domain, {"replay_share": 0.1}, ConfigError, no_text),
         ("nowhere.txt", {}, BothwaysError, "nowhere"),
         (domain, {"held_out": 2.0}, ConfigError, "held_out"),
+        (domain, {"column": "body"}, ConfigError, "^column: does nothing"),
+        (domain, {"start": "other"}, ConfigError, "^start: is other, and the model to adapt"),
+        (corpus.folder, {"column": "body"}, ConfigError, "^column: does nothing"),
+        ([domain, str(corpus.folder)], {}, DataError, "is a built corpus, not text"),
+        (pipe, {}, DataError, "is a pipe, and the text is read twice"),
         (one, {"length": 16}, BothwaysError, "document"),  # after its corpus is built
     ):
         with pytest.raises(error, match=message):
@@ -347,6 +361,9 @@ def test_labelled_data_fine_tunes_a_student_for_the_task_of_the_teacher(place, m
 
 
 def test_mistakes_are_one_message(place, monkeypatch):
+    with pytest.raises(BothwaysError, match="is not fine-tuned for a task") as untrained:
+        run(monkeypatch, place, "teacher", "train.tsv", "--student", "student", "--out", "mistake")
+    assert "Or name a task" not in str(untrained.value)  # distil has no --task
     for words, match in (
         (("tuned", "train.tsv"), "labelled data needs a pre-trained student"),
         (("teacher", "corpsu"), "corpsu is no corpus"),
@@ -354,7 +371,6 @@ def test_mistakes_are_one_message(place, monkeypatch):
         (("tuned", "train.tsv", "--student", "student", "--recipe", "minilm"), "is for a corpus"),
         (("teacher", "corpus", "--recipe", "modern"), "unknown recipe 'modern'"),
         (("teacher", "corpus", "--dev", "dev.tsv"), "is for labelled data"),
-        (("teacher", "train.tsv", "--student", "student"), "is not fine-tuned for a task"),
         (("none", "corpus"), "no such folder"),
         (("teacher", "corpus", "--epochs", "1", *QUICK), "given twice: 1 epochs and '2 steps'"),
         (("teacher", "corpus", "--epochs", "0"), "until: 0 epochs is not a valid duration"),

@@ -289,6 +289,14 @@ def test_the_shape_of_another_family_is_built_or_named(corpus):
     assert 'model="deberta-v3-small"' in str(caught.value.fix)
 
 
+def test_a_language_model_takes_the_phases_of_a_recipe_without_their_masks(corpus):
+    words = ("objective=causal_lm", "encoder.patterns=causal")
+    settings = start(corpus, "babylm", "bert-tiny", *words)
+    assert [phase.masking for phase in settings.phases] == [None] * 4
+    with pytest.raises(ConfigError, match="hides no tokens"):
+        start(corpus, "babylm", "bert-tiny", *words, "phases.0.masking.rate=0.2")
+
+
 def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest():
     encoder = preset("bert-mini")
 

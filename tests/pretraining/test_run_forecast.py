@@ -265,7 +265,7 @@ def command(*words: object) -> None:
 
 
 def test_the_command_prints_tables_or_one_object(corpus, capsys):
-    words = ("bert-tiny", "--corpus", corpus.folder, "--hardware", "h100", "--price", 3)
+    words = ("bert-tiny", "--corpus", corpus.folder, "--hardware", "H100", "--price", 3)
     command(*words)
     shown = capsys.readouterr().out
     assert "A run on NVIDIA H100 SXM" in shown
@@ -301,7 +301,7 @@ def test_the_command_takes_a_length(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("bert-base",), r"training\.until: 1 epochs of an unknown text\n  Give --tokens N"),
+        (("bert-base",), r"training\.until: .* of a corpus, and none is named\n  Give --tokens N"),
         (("bert-base", "--tokens", "0"), "tokens: must be at least 1, not 0.0"),
         (("bert-base", "--tokens", "1e9", "--hardware", "h10"), r"no card 'h10'.*\n.*'h100'"),
         (("bert-base", "--tokens", "1e9", "--ranks", "2"), "ranks: is for cards"),

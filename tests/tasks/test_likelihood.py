@@ -111,12 +111,16 @@ def test_pairs_are_evaluated_and_predicted_by_the_commands(folder, tmp_path, cap
     rows = [{"sentence_good": a, "sentence_bad": b, "UID": "agreement"} for a, b in PAIRS]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run_line("evaluate", folder, file, "--task", "prefer", "--json")
-    metrics = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    metrics, note = json.loads(shown.out), "agreement.jsonl: the columns are guessed: text = 'sent"
+    assert note in shown.err
     run_line("predict", folder, file, "--task", "prefer")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sum(line["preferred"] == "first" for line in lines) == 4 * metrics["accuracy"]
     run_line("evaluate", folder, file, "--task", "prefer", "--text", "sentence_bad", "--text-b", "sentence_good", "--json")  # fmt: skip
-    assert json.loads(capsys.readouterr().out)["accuracy"] == 1 - metrics["accuracy"]
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["accuracy"] == 1 - metrics["accuracy"]
+    assert "guessed" not in shown.err
 
 
 def test_one_text_is_no_pair(folder, tmp_path):

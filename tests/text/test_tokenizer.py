@@ -294,6 +294,12 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path, pairs, family):
 def test_what_is_no_text_is_told(pairs):
     with pytest.raises(DataError, match="text 1 is of type float, not str"):
         pairs[0][0].encode(["text", 1.5])
+    for read in (pairs[0][0].batch, pairs[0][0].encode, pairs[0][0].encode_with_offsets):
+        with pytest.raises(DataError, match=r"^texts: is of type NoneType, not a list"):
+            read(None)
+    for ids in (None, "text", [None]):
+        with pytest.raises(DataError, match="is of type"):
+            pairs[0][0].decode(ids)
 
 
 @pytest.mark.parametrize("id", [-1, 10**6])

@@ -192,6 +192,25 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
     assert "x" in metric_lines(tmp_path)[-1]
 
 
+def test_the_first_report_of_a_run_by_the_clock_has_its_time_left(tmp_path):
+    """Also where the first step takes long: it begins at 0 seconds."""
+    training = dataclasses.replace(
+        TRAINING, until=Hours(0.6 / 3600), report=Steps(1), evaluate=None, save=None, keep=Keep()
+    )
+    heard = Heard()
+
+    def wait(event):
+        if (event.kind, event.progress.steps) == ("step", 1):
+            time.sleep(0.3)
+
+    run_toy(tmp_path, training, progress=heard, on_event=wait)
+    first = metric_lines(tmp_path)[0]
+    assert first["seconds"] < 0.1
+    assert 0.5 <= first["share"] < 1
+    assert first["seconds_left"] < 0.4
+    assert heard.done("training")[1] >= 0.5
+
+
 def test_the_time_of_evaluations_is_not_forgotten_in_a_checkpoint(tmp_path):
     training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=None, save=None, keep=Keep())
 

@@ -53,6 +53,9 @@ def convert(
         raise FolderError("no such folder", where=source, fix=fix)
     check_not_input(out, [source])
     if vocabulary is not None:
+        if part is not None:
+            message = "chooses a model of a TensorFlow checkpoint, and this is another vocabulary"
+            raise ConfigError(message, where="part", fix="Leave it out: both models are converted.")
         from bothways.hub.convert.vocabulary import TABLE, convert_vocabulary
 
         with terminal_progress() as progress:

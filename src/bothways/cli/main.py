@@ -318,6 +318,8 @@ def _is_full(output: int) -> bool:
 
 
 def _fail(message: str, status: int = 2) -> None:
+    if message.startswith("error: "):  # of the option with this name
+        message = f"--{message}"
     print(f"error: {printable(message)}", file=sys.stderr)
     sys.exit(status)
 
@@ -409,11 +411,9 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
             return ConfigError("is given twice", where=token.keyword, fix="Leave out one.")
         case CoercionError(token=token) if token is not None and error.msg is None:
             kind: Any = error.target_type
-            choices = [*map(str, get_args(kind))]
-            domain = _TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")
-            if get_origin(kind) is Literal:
-                domain = f"one of {', '.join(choices)}"
-            message = f"{token.value!r} is not {domain}{_did_you_mean(_near(token.value, choices))}"
+            choices = [*map(str, get_args(kind))] if get_origin(kind) is Literal else []
+            near = _did_you_mean(_near(token.value, choices))
+            message = f"{token.value!r} is not {_domain(kind)}{near}"
             place = token.keyword or _shown(error)
             is_table = place == "--format" and token.value in ("csv", "tsv")
             # They are formats of one file, which its ending names.
@@ -433,6 +433,16 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
         case _:
             error.verbose = False
             return ConfigError(str(error), fix=fix)
+
+
+def _domain(kind: Any) -> str:
+    """Return the values of a type in words."""
+    if get_origin(kind) is Literal:
+        values = ", ".join(map(str, get_args(kind)))
+        return f"one of {values}" if ", " in values else values
+    if get_args(kind):  # a union
+        return " or ".join(map(_domain, get_args(kind)))
+    return _TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 _UNKNOWN = "Unknown option: "

@@ -102,7 +102,8 @@ def conclude_pretraining(done: PretrainResult) -> None:
     if not options.ended_here(done.folder is not None, f"Saved after step {steps:,}."):
         return
     assert done.folder is not None
-    title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
+    count = quantity(steps, "step(s)")
+    title = f"After {count} and {tokens:,} tokens, on held-out documents"
     options.show_tables(
         options.metric_table(
             title, {"": done.metrics}, "",
@@ -517,7 +518,7 @@ def plan(  # noqa: PLR0913 – one option per question
             raise ConfigError(message, where="tokens", fix="Give one of them.")
         require_at_least(1, tokens=tokens)
         settings = (f"training.until={int(tokens)} tokens", *settings)
-    if hardware == "here":
+    if hardware.lower() == "here":
         for name, changed in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
             if changed:
                 message = "is for cards; this machine is measured with one rank"

@@ -136,10 +136,7 @@ def read_documents(
             column, with file and line.
         ResourceError: a file, folder or URL that cannot be read.
     """
-    names = dict[str, None]()
-    for name in inputs:
-        with read_errors(name):
-            names |= dict.fromkeys(_resolve(name))
+    names = _files_of(inputs)
     tabular = [*map(_is_table, names)]
     if boundary is not Boundary.AUTO and tabular and all(tabular):
         message, fix = "does nothing with tables, where a row is a document", "Leave it out."
@@ -147,7 +144,12 @@ def read_documents(
     if column != "text" and not any(tabular) and not any(map(_is_wiki, names)):
         message, fix = "does nothing with plain text, which has no columns", "Leave it out."
         raise ConfigError(message, where="column", fix=fix)
-    return DocumentReader(list(names), column, boundary)
+    return DocumentReader(names, column, boundary)
+
+
+def have_columns(inputs: Sequence[str]) -> bool:
+    """Return True if a file of these inputs has columns; errors as `read_documents`."""
+    return any(_is_table(name) or _is_wiki(name) for name in _files_of(inputs))
 
 
 def unwrap(text: str) -> str:
@@ -156,6 +158,15 @@ def unwrap(text: str) -> str:
 
 
 # Names
+
+
+def _files_of(inputs: Sequence[str]) -> list[str]:
+    """Return the files and Hub data sets of the inputs, each once."""
+    names = dict[str, None]()
+    for name in inputs:
+        with read_errors(name):
+            names |= dict.fromkeys(_resolve(name))
+    return [*names]
 
 
 def _resolve(name: str) -> list[str]:
@@ -172,6 +183,9 @@ def _resolve(name: str) -> list[str]:
             fix = "Name each file, or download them first."
             raise DataError("is a pattern of URLs, which is not read", where=name, fix=fix)
         return [_file(name)]
+    if (location / "tokens.bin").is_file():
+        fix = "Give the text that it was built from, or the corpus alone where one is read."
+        raise DataError("is a built corpus, not text", where=name, fix=fix)
     if location.is_dir():
         # A folder may hold other files, too.
         readable = [_file(str(path)) for path in _files_in(location) if _is_readable(str(path))]

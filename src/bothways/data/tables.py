@@ -410,10 +410,11 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
 
     Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
     """
-    fix = 'Write [{"text": "…"}, …], or one object per line in a .jsonl file. For questions as in '
-    fix += f"SQuAD: {argument(task='answer')}."
+    fix = 'Write [{"text": "…"}, …], or one object per line in a .jsonl file.'
     values = read_json_text(path, fix, bytes_read, unique=True)
     if not isinstance(values, list):
+        squad = isinstance(values, dict) and "data" in values
+        fix += " The form of SQuAD is read by the task answer alone." if squad else ""
         raise DataError("is not an array of objects", where=path, fix=fix)
     for number, value in enumerate(values, 1):
         location = f"{path}:record {number}"

@@ -33,7 +33,7 @@ from bothways.core.errors import (
     read_errors,
 )
 from bothways.core.files import is_url, local_path, near_path
-from bothways.core.terminal import write_stderr
+from bothways.core.terminal import quantity, write_stderr
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 """Suffixes of compressed files."""
@@ -225,7 +225,8 @@ def is_stream(source: str) -> bool:
     Neither has a name that says what its lines are.
     """
     path = local_path(source)
-    return source == STDIN or (not path.suffix and os.path.exists(path) and is_pipe(source))
+    exists = os.path.exists(path) and not path.is_dir()
+    return source == STDIN or (not path.suffix and exists and is_pipe(source))
 
 
 @contextmanager
@@ -339,7 +340,8 @@ def decode_lines(
         yield number, text
     if number == 1 and returns:
         fix = "If they end the lines, convert them: tr '\\r' '\\n'."
-        raise DataError(f"is one line with {returns:,} carriage returns", where=name, fix=fix)
+        message = f"is one line with {quantity(returns, 'carriage return(s)')}"
+        raise DataError(message, where=name, fix=fix)
     if nuls:
         logger.warning("%s: %s NUL characters left out, from line %s on", name, nuls, first_nul)
 

@@ -22,7 +22,7 @@ from bothways.finetuning.lora import LoRA
 from bothways.finetuning.splits import DevPart, Split, parse_part
 from bothways.finetuning.stability import Stability
 from bothways.objectives.distillation import Teacher
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.predictor import open_finetuned
 from bothways.tasks.base import MIN_LENGTH, Direction, Task
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.classification.task import ClassificationTask
@@ -367,7 +367,7 @@ def taught_finetuning(
     if recipe is not None and recipe not in RECIPES:
         message = f"{recipe!r} is for a corpus, and the data is labelled"
         raise ConfigError(message, where="recipe", fix=f"Choose one of {', '.join(RECIPES)}.")
-    task = open_task_model(teacher).task
+    task = open_finetuned(teacher).task
     if not isinstance(task, get_args(Trainable)):
         message = f"{teacher} is for the task {task.name!r}, which needs no labels"
         fix = "Choose a fine-tuned teacher, or give a corpus folder instead of labelled data."

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bothways.core.errors import FolderError
 from bothways.core.files import check_not_input, file_digest, local_path, replace_folder
-from bothways.core.terminal import listed
+from bothways.core.terminal import listed, quantity
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, write_files, write_weights
@@ -33,12 +33,15 @@ _OWN = "model."
 
 def save_average(names: Sequence[str], target: Path) -> list[str]:
     """Save the mean of the weights, as `bothways.average`."""
-    if len(names) == 1:
-        names = [str(folder) for folder in checkpoints(local_path(names[0]))] or names
     if len(names) < 2:
-        message = "one model has no average"
-        fix = "Give several, or the folder of a run with several checkpoints."
-        raise FolderError(message, where=names[0] if names else "models", fix=fix)
+        run = local_path(names[0]) if names else None
+        steps = checkpoints(run) if run else []
+        if len(steps) < 2:
+            message = f"has {quantity(len(steps), 'checkpoint(s)')}, and a mean is of two or more"
+            message = message if run and run.is_dir() else "is not the folder of a run"
+            fix = "Give several models, or the folder of a run with several checkpoints."
+            raise FolderError(message, where=run or "models", fix=fix)
+        names = [str(folder) for folder in steps]
     check_not_input(target, names)
     check_replaceable(target)
     template, tensors = _mean(names)

@@ -23,6 +23,7 @@ from jaxtyping import Float32, Float64
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.source import Sequence
+from bothways.core.terminal import listed
 from bothways.model.model import Encoder, recorded_attentions
 from bothways.prediction.predictor import Predictor
 from bothways.tasks import predictions
@@ -157,8 +158,8 @@ def leave_one_out(
 def _known(label: str | None, labels: Many[str]) -> str:
     if label is None or label not in labels:
         fault = "is missing" if label is None else f"{label[:100]!r} is not one of the model's"
-        message = f"the label {fault}; there are {len(labels)}"
-        raise DataError(message, where="label", fix="Give one of those in a prediction.")
+        message = f"the label {fault}; there are {listed(labels, 30)}"
+        raise DataError(message, where="label", fix="Give one of them.")
     return label
 
 

@@ -693,6 +693,14 @@ def open_task_model(
     return _bind(loaded, task, length=length, settings=settings).to(choose_device(device))
 
 
+def open_finetuned(folder: str | Path, device: str = "auto") -> TaskModel[Any, Any]:
+    """Open a folder in the task of its training, where no other can be named."""
+    try:
+        return open_task_model(folder, device=device)
+    except _UntrainedError as error:
+        raise FolderError(error.what, where=error.where, fix=_FINETUNE_FIRST) from None
+
+
 _ALIASES = {
     "max_length": "length", "max_seq_length": "length", "truncate_dim": "components",
     "normalize_embeddings": "normalised", "top_k": "top", "doc_stride": "stride",
@@ -778,6 +786,10 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
             raise FolderError(message, where=config, fix="Give each output its own name there.")
 
 
+class _UntrainedError(FolderError):
+    """A model without a task."""
+
+
 def _recorded_task(loaded: LoadedModel, kind: str | None) -> tuple[AnyTask, int | None]:
     """Return the task and the length that are recorded: in our file, in that of
     sentence-transformers, or by the heads. Of a kind that is not recorded: with its defaults.
@@ -812,7 +824,7 @@ def _recorded_task(loaded: LoadedModel, kind: str | None) -> tuple[AnyTask, int 
     untrained = ("likelihood", "fill", "embed") if "masked" in loaded.model.heads else ("embed",)
     tasks = " or ".join(argument(task=kind) for kind in untrained)
     fix = f"{_FINETUNE_FIRST} Or name a task that needs no training: {tasks}."
-    raise FolderError(message, where=loaded.folder, fix=fix)
+    raise _UntrainedError(message, where=loaded.folder, fix=fix)
 
 
 def _heads(loaded: LoadedModel) -> str:

@@ -35,7 +35,7 @@ from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.corpus_source import ByWeight
-from bothways.data.documents import DocumentReader, read_documents
+from bothways.data.documents import DocumentReader, have_columns, read_documents
 from bothways.data.loader import TokenBudget
 from bothways.data.manifest import holds_corpus
 from bothways.data.masking import Vocabulary
@@ -242,9 +242,10 @@ def adapt(  # noqa: PLR0913 – one option per question
         objective = MaskedLM()
     else:
         objective, fresh = replaced_tokens_of(loaded, source), False
-    sources = {DOMAIN: Sources([*texts], column)}
-    if general := [*replay]:
-        sources[GENERAL] = Sources(general, column)
+    if length > encoder.max_positions:
+        known = f"the most that the model reads, not {length:,}"
+        progress.message(f"note: sequences have {encoder.max_positions:,} tokens, {known}")
+    sources = _sources([*texts], [*replay], column)
     if GENERAL not in sources and replay_share is not None:
         message = f"is {replay_share:g}, and there is no general text to read"
         fix = f"Name some: {errors.argument(replay='FILE')}."
@@ -285,6 +286,20 @@ def adapt(  # noqa: PLR0913 – one option per question
         used_device = choose_device(device)
         write_run_page(page, start, done.metrics, done.progress, used_device, result.lead())
     return result
+
+
+def _sources(texts: list[str], replay: list[str], column: str) -> dict[str, Sources]:
+    """Return the text of the domain and general text."""
+    sources = {DOMAIN: Sources(texts, column)}
+    if replay:
+        sources[GENERAL] = Sources(replay, column)
+    if pipes := [path for path in (*texts, *replay) if Path(path).is_fifo()]:
+        message, fix = "is a pipe, and the text is read twice", "Save it to a file first."
+        raise DataError(message, where=pipes[0], fix=fix)
+    if column != "text" and not any(source.has_columns for source in sources.values()):
+        message = "does nothing with plain text and corpora, which have no columns"
+        raise errors.ConfigError(message, where="column", fix="Leave it out.")
+    return sources
 
 
 def _by_main(plan: Plan, make: Callable[[], T]) -> T:
@@ -339,7 +354,11 @@ def _settings(
         mixture=ByWeight({DOMAIN: 1 - share, GENERAL: share}) if share else None,
         start=source,
     )
-    return config.load_pretraining(base, overrides)
+    settings = config.load_pretraining(base, overrides)
+    if settings.start != source:
+        message = f"is {settings.start}, and the model to adapt is {source}"
+        raise errors.ConfigError(message, where="start", fix="Leave it out.")
+    return settings
 
 
 def _look(
@@ -377,9 +396,15 @@ class Sources(NamedTuple):
         """True for the folder of a corpus."""
         return len(self.paths) == 1 and holds_corpus(self.paths[0])
 
+    @property
+    def has_columns(self) -> bool:
+        """True for tables."""
+        return not self.is_corpus and have_columns(self.paths)
+
     def read(self) -> DocumentReader:
         """Return the documents of the files."""
-        return read_documents(self.paths, column=self.column)
+        column = self.column if self.has_columns else "text"  # it may be that of the other texts
+        return read_documents(self.paths, column=column)
 
 
 def _corpus(

@@ -7,7 +7,7 @@ change it; what came out is saved with the run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -204,6 +204,11 @@ def load_pretraining(
             message = f"{tree[name]} is given, but a batch is a number of sequences or of tokens"
             fix = f"Write batch.kind=examples batch.n={tree[name]}, or batch.kind=tokens batch.n=…"
             raise ConfigError(message, where=name, fix=fix)
+    objective = tree.get("objective")
+    kind = objective.get("kind") if isinstance(objective, Mapping) else objective
+    if getattr(kind, "kind", kind) == CausalLM.kind:  # the recipe's phases hide tokens
+        phases = tuple(dataclasses.replace(phase, masking=None) for phase in base.phases)
+        base = dataclasses.replace(base, phases=phases)
     if "mixture" in tree and base.mixture is None:
         base = dataclasses.replace(base, mixture=Smoothed())
     return configs.load(

@@ -347,7 +347,7 @@ def forecast_run(
     """
     require_at_least(0, price=price)
     if isinstance(settings.training.end, Epochs) and corpus_tokens is None:
-        message = f"{settings.training.end} of an unknown text"
+        message = "the run is as long as epochs of a corpus, and none is named"
         fix = "Give --tokens N, or the corpus: --corpus FOLDER."
         raise ConfigError(message, where="training.until", fix=fix)
     demand, assumed = memory_demand(settings), tuple[str, ...]()

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from bothways.core.errors import DataError, argument
@@ -476,7 +477,13 @@ def unused_columns(names: Many[str], used: Many[str]) -> list[str]:
     return [name for name in names if name and name not in used]
 
 
-def reads_as_trained(columns: object, trained: object) -> bool:
-    """Return True if columns that are read are those of training, or absent."""
-    entries = vars(columns).items() if columns else ()
-    return all(name is None or name == getattr(trained, role) for role, name in entries)
+def guess_notes(source: str, reading: Reading[Any], task: Any, requested: Any) -> list[str]:
+    """Return the note on columns of a file that were guessed, if they differ from training."""
+    columns = getattr(reading.task, "columns", None)
+    if columns is None or is_stream(source) or ".txt" in Path(source).suffixes:
+        return []
+    known = [vars(requested or type(columns)()), vars(task.columns)]
+    names = {role: name for role, name in vars(columns).items() if name}
+    if all(any(name == roles[role] for roles in known) for role, name in names.items()):
+        return []
+    return [f"note: {source}: the columns are guessed: {columns}"]

@@ -385,7 +385,7 @@ class Tokenizer:
         """
         if isinstance(texts, str):
             return self.encode_flat([texts])[0]
-        ids, lengths = self.encode_flat(list(texts))
+        ids, lengths = self.encode_flat(_items(texts, "texts"))
         ends = np.cumsum(lengths).tolist()
         return [ids[begin:end].copy() for begin, end in pairwise([0, *ends])]
 
@@ -436,7 +436,7 @@ class Tokenizer:
         """
         from bothways.core.batch import pack  # which imports torch
 
-        items = [texts] if isinstance(texts, str | tuple) else list(texts)
+        items = [texts] if isinstance(texts, str | tuple) else _items(texts, "texts")
         pairs = [text if isinstance(text, tuple) and len(text) == 2 else (text,) for text in items]
         if not pairs:
             raise DataError("there is no text", fix="Give one or more.")
@@ -450,6 +450,7 @@ class Tokenizer:
 
     def encode_with_offsets(self, texts: list[str]) -> list[Encoded]:
         """Return ids, character offsets and words of each text; errors as `encode`."""
+        texts = _items(texts, "texts")
         try:
             with foreign(self.where):
                 if self._compiled is not None:
@@ -476,9 +477,10 @@ class Tokenizer:
         White space follows the tokenizer, not the original text.
 
         Raises:
+            DataError: the ids are no list of integers.
             TokenizerError: an id without a token.
         """
-        plain = [int(id) for id in ids]
+        plain = [_integer(id) for id in _items(ids, "ids")]
         for id in set(plain):
             self.token(id)
         with foreign(self.where):
@@ -486,7 +488,7 @@ class Tokenizer:
 
     def token(self, id: SupportsIndex) -> str:
         """Return the token of an id. Raises TokenizerError if it has none."""
-        row = operator.index(id)
+        row = _integer(id)
         token = self._tokens[row] if 0 <= row < self.size else ""
         if token == "":
             message = f"no token has id {row}; ids run from 0 to {self.size - 1}"
@@ -496,6 +498,23 @@ class Tokenizer:
     def id(self, token: str) -> int | None:
         """Return the id of a token; None if it is not in the vocabulary."""
         return self.backend.token_to_id(token)
+
+
+def _items(values: Iterable[Any], name: str) -> list[Any]:
+    """Return values as a list; raise a DataError for a value that is none."""
+    if not isinstance(values, Iterable):
+        message = f"is of type {type(values).__name__}, not a list"
+        raise DataError(message, where=name, fix=f"Give a list of {name}.")
+    return list(values)
+
+
+def _integer(id: SupportsIndex) -> int:
+    """Return an id as an int; raise a DataError for something else."""
+    try:
+        return operator.index(id)
+    except TypeError:
+        message = f"an id is of type {type(id).__name__}, not int"
+        raise DataError(message, fix="Give the ids of one text.") from None
 
 
 def _not_text(texts: list[str]) -> DataError:

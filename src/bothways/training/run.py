@@ -350,8 +350,7 @@ class TrainingRun:
             if self._stopping.over:
                 break
             state = state.next_phase() if number else state
-            state = dataclasses.replace(state, seconds=self._clock())
-            state = loop.train(phase.steps(state), phase.until, state)
+            state = loop.train(phase.steps(state), phase.until, self._at_now(state))
             if state.share(phase.until) < 1:
                 break
         self._finish(state)
@@ -371,7 +370,7 @@ class TrainingRun:
         self.on_event(Event("step", state))
         previous, self._before = self._before, state
         share = state.share(end)
-        self.progress.advance(share)
+        self.progress.advance(self._at_now(state).share(end))
 
         def due(interval: schedules.Duration | None) -> bool:
             """Return True at the end of the run and at each multiple of a duration."""
@@ -392,7 +391,8 @@ class TrainingRun:
 
     def _report(self, report: meters.StepReport) -> None:
         """Write the record of the steps since the last one."""
-        values = meters.report_values(report) | self._speed.mark(report.progress)
+        speed = self._speed.mark(self._at_now(report.progress))
+        values = meters.report_values(report) | speed
         self._write(values)
         self.progress.advance(values["share"], meters.record_text(values))
         for rank, times in meters.stragglers(report.pace).items():
@@ -433,7 +433,7 @@ class TrainingRun:
         self._write(values)
         self.progress.message(f"evaluation {meters.record_text(values)}")
         # With the time of the evaluation: else the next step seems to be as fast as both together.
-        self._show_training(dataclasses.replace(state, seconds=self._clock()))
+        self._show_training(self._at_now(state))
         self.on_event(Event("evaluation", state, metrics))
 
     def _save(self, state: schedules.RunState) -> None:
@@ -441,9 +441,13 @@ class TrainingRun:
         metrics = self._metrics if self._evaluated == state.steps else {}
         metrics = {**metrics, **self._stopping.state()}
         self._saved = state  # whose time all ranks agree on; the current time is the main rank's
-        state = dataclasses.replace(state, seconds=self._clock(), plateau=self._plateau)
+        state = dataclasses.replace(self._at_now(state), plateau=self._plateau)
         self.store.save(self._tensors, state, metrics, self.training.keep)
         self.on_event(Event("checkpoint", state, metrics))
+
+    def _at_now(self, state: schedules.RunState) -> schedules.RunState:
+        """Return a state with the current time; its own is when the last step began."""
+        return dataclasses.replace(state, seconds=self._clock())
 
     def _show_training(self, state: schedules.RunState) -> None:
         """Show the stage of training and how much of it is done."""

@@ -440,6 +440,7 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path
         ({"form": "csv"}, ConfigError, r"^format: unknown format 'csv'\s+Name a file instead: out=\WFILE\.csv"),
         ({"form": "xlsx"}, ConfigError, r"^format: unknown format 'xlsx'\s+Choose one of jsonl"),
         ({"files": ("-",)}, ConfigError, "^-: parts are made of files, not of a pipe"),
+        ({"files": (".",)}, DataError, r"^\.: is a folder"),
         ({"files": ()}, ConfigError, "^files: names no file"),
         ({"files": ("no.txt",)}, DataError, r"^no\.txt: no such file\n  Check the name\.$"),
         ({"files": ("good",)}, DataError, r"texts that are no file go to bothways\.load\(MODEL\)"),

@@ -57,14 +57,14 @@ CARDS = {
 
 
 def card_named(name: str) -> Accelerator:
-    """Return the card of this name.
+    """Return the card of this name, in any case.
 
     Raises:
         ConfigError: there is none.
     """
-    if name not in CARDS:
+    if name.lower() not in CARDS:
         near = difflib.get_close_matches(name.lower(), CARDS, 1)
         message = f"there is no card {name!r}: it must be here or one of {', '.join(CARDS)}"
         fix = f"Did you mean {near[0]!r}?" if near else None
         raise ConfigError(message, where="hardware", fix=fix)
-    return CARDS[name]
+    return CARDS[name.lower()]

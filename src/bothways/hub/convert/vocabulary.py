@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import ConfigError, FolderError, TokenizerError
-from bothways.core.files import check_not_input, local_path, read_utf8, replace_text
+from bothways.core.files import check_not_input, local_path, replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
+from bothways.data.text_io import read_lines
 from bothways.hub.model_card import Card
-from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.model_folder import check_replaceable, load_model, save_model
 from bothways.hub.sentence_transformers import kept_files
 from bothways.model.config import with_vocabulary
 from bothways.model.init import without_weights
@@ -104,6 +105,8 @@ def convert_vocabulary(
     folders = {role: inner[role] for role in inner if (inner[role] / "config.json").is_file()}
     if "model" not in folders or (folder_or_run / "config.json").exists():  # no run
         folders = {"": folder_or_run}
+    else:  # `save_model` would replace the model of another run
+        check_replaceable(target, [*inner], "a converted run")
     change: VocabularyChange | None = None
     for role, folder in folders.items():
         progress.stage(f"converting {role or 'the model'}")
@@ -130,10 +133,10 @@ def change_vocabulary(old: Tokenizer, word_list: Path) -> VocabularyChange:
     """Return the new tokenizer of a word list or a tokenizer, and the origin of its rows."""
     if word_list.is_dir() or word_list.name in FILES:
         return plan_rows(old, Tokenizer.load(word_list))
-    if not word_list.is_file():
+    if not word_list.exists():  # a pipe is no regular file
         fix = "Give a text file with a word a line, or the folder of a tokenizer."
         raise FolderError("no such file or folder", where=word_list, fix=fix)
-    lines = (line.strip() for line in read_utf8(word_list, FolderError).splitlines())
+    lines = (line.strip() for _, line in read_lines(word_list))
     words = list(dict.fromkeys(line for line in lines if line))
     if not words:
         raise TokenizerError("there is no word", where=word_list, fix="Give one word a line.")

@@ -26,6 +26,7 @@ from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
+from bothways.tasks.columns import guess_notes
 from bothways.tasks.metrics import error_reduction, errors_text
 
 RESAMPLES = 9999
@@ -191,6 +192,8 @@ def _grades(
     rows, fingerprint = [], ""
     for opened in models:
         task_model, reading = opened.task_model, opened.read(source, columns, labelled=True)
+        for note in guess_notes(source, reading, task_model.task, columns) if not rows else ():
+            progress.message(note)
         counts = counting(reading, progress, "grading")
         results = list(opened.predict_examples(reading, counts=counts))
         if len(results) < 2:

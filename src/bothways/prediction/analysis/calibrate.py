@@ -24,7 +24,7 @@ from bothways.hub.model_folder import check_replaceable, read_record, save_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.prediction.analysis.base import Calibration
 from bothways.prediction.analysis.evaluation import EvaluationData
-from bothways.prediction.predictor import Predictor, open_task_model
+from bothways.prediction.predictor import Predictor, open_finetuned
 from bothways.tasks import metrics as formulas
 from bothways.tasks.base import Metrics, TaskModel, examples_fingerprint, required, softmax
 from bothways.tasks.classification.task import ClassificationTask
@@ -67,7 +67,7 @@ def calibrate(
     source = resolve(resolve_run(labelled.folder))
     check_not_input(out, [source])
     check_replaceable(out)
-    task_model, record = open_task_model(source, device=device), read_record(source)
+    task_model, record = open_finetuned(source, device), read_record(source)
     task = task_model.task
     if not isinstance(task, ClassificationTask | MultilabelTask) or (
         error is not None and isinstance(task, MultilabelTask)

@@ -37,7 +37,7 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
 from bothways.tasks import predictions as kinds
 from bothways.tasks.base import EncodedExample, Reading, Task
-from bothways.tasks.columns import reads_as_trained, require_columns
+from bothways.tasks.columns import guess_notes, require_columns
 from bothways.tasks.predictions import arrow_fields, prediction_type
 from bothways.tasks.sentence_embedding.vectors import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
@@ -295,7 +295,8 @@ def read_parts(
         texts = f"{columns.text!r} and {columns.text_b!r}"
         message = f"has two texts a row, {texts}, and one is embedded"
         raise DataError(message, where=name, fix=f"Name one: {argument(text='NAME')}.")
-    note_guess(request, task, reading, name, progress)
+    for note in guess_notes(name, reading, task, request.columns(task)):
+        progress.message(note)
     rejects, start = Rejects(request.rejects), 0.0
     rows = read_bulk_rows(request, reading, name, rejects)
     for part in itertools.count():
@@ -354,20 +355,6 @@ def read_bulk_rows(
                 rejects.add(error, row.where)
                 continue
             yield BulkRow(example, tuple(row.values.get(column) for column in old))
-
-
-def note_guess(
-    request: BulkRequest, task: Any, reading: Reading[Any], name: str, progress: Progress
-) -> None:
-    """Report columns that were guessed, if they differ from training."""
-    columns = getattr(reading.task, "columns", None)
-    guessed = request.text is None and request.text_b is None and ".txt" not in Path(name).suffixes
-    if (
-        guessed
-        and not is_stream(name)
-        and not reads_as_trained(columns, getattr(task, "columns", None))
-    ):
-        progress.message(f"note: {name}: the columns are guessed: {columns}")
 
 
 def status(name: str) -> os.stat_result | None:
