@@ -477,7 +477,7 @@ class Tokenizer:
         White space follows the tokenizer, not the original text.
 
         Raises:
-            DataError: the ids are no list of integers.
+            DataError: the ids are not a list of integers.
             TokenizerError: an id without a token.
         """
         plain = [_integer(id) for id in _items(ids, "ids")]

@@ -133,7 +133,7 @@ def change_vocabulary(old: Tokenizer, word_list: Path) -> VocabularyChange:
     """Return the new tokenizer of a word list or a tokenizer, and the origin of its rows."""
     if word_list.is_dir() or word_list.name in FILES:
         return plan_rows(old, Tokenizer.load(word_list))
-    if not word_list.exists():  # a pipe is no regular file
+    if not word_list.exists():  # a pipe is not a regular file
         fix = "Give a text file with a word a line, or the folder of a tokenizer."
         raise FolderError("no such file or folder", where=word_list, fix=fix)
     lines = (line.strip() for _, line in read_lines(word_list))
