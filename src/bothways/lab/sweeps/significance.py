@@ -189,7 +189,7 @@ def _grades(
     models: Iterable[Predictor], source: str, columns: Any, progress: Progress
 ) -> tuple[str, Float64[np.ndarray, "runs examples"]]:
     """Return the fingerprint of the examples, and the grades of each model, opened in turn."""
-    rows, fingerprint = [], ""
+    rows, fingerprint = list[list[float]](), ""
     for opened in models:
         task_model, reading = opened.task_model, opened.read(source, columns, labelled=True)
         for note in guess_notes(source, reading, task_model.task, columns) if not rows else ():
