@@ -23,7 +23,7 @@ from bothways.model.families.catalogue import preset
 from bothways.objectives.masked_lm import MaskedLMNextSentence
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
-from bothways.pretraining import run as pretraining_run
+from bothways.pretraining import inspect_step, run as pretraining_run
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.inspect_step import Repeat, repeat_step
@@ -178,10 +178,10 @@ def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_p
     """The rates of its first session are those of the shorter run."""
     folder = tmp_path / "run"
 
-    settings = settings_for(corpus, Hours(1.5 * SECOND))
+    settings = settings_for(corpus, Hours(2.2 * SECOND))
     training = dataclasses.replace(settings.training, schedule=Linear(0.3))
     settings = dataclasses.replace(settings, training=training)
-    training = dataclasses.replace(training, until=Hours(2 * SECOND))
+    training = dataclasses.replace(training, until=Hours(3 * SECOND))
     longer = dataclasses.replace(settings, training=training)
     with monkeypatch.context() as patch:
         ticking(patch)
@@ -232,7 +232,7 @@ def test_a_run_without_its_record_is_refused(short_run):
     assert ended.value.where == "step"
 
 
-def test_another_result_than_the_recorded_one_is_reported(short_run, capsys):
+def test_another_result_than_the_recorded_one_is_reported(short_run, capsys, monkeypatch):
     metrics = short_run / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     changed = [{**row, "gradient_norm": 7.5} if row["step"] == 2 else row for row in rows]
@@ -240,7 +240,13 @@ def test_another_result_than_the_recorded_one_is_reported(short_run, capsys):
     found = repeat_step(short_run, 3)
     assert (found.difference.step, found.difference.recorded) == (2, 7.5)
     run_line("inspect-step", short_run, "3")
-    assert "at step 2" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "At step 2 the run recorded a gradient norm of 7.5" in shown
+    assert "number of threads" in shown
+    several = dataclasses.replace(found, ranks=2)
+    monkeypatch.setattr(inspect_step, "repeat_step", lambda *_, **__: several)
+    run_line("inspect-step", short_run, "3")  # what changes it has been named
+    assert "number of threads" not in capsys.readouterr().out
 
 
 def test_a_corpus_that_was_moved_is_asked_for(corpus, short_run, tmp_path, capsys):

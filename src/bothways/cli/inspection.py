@@ -336,10 +336,11 @@ def inspect_step(
             verdict = "The run recorded no gradient norm of these steps to compare with."
         case difference:
             verdict = (
-                f"Not what the run did: at step {difference.step:,} it recorded a gradient norm of "
-                f"{difference.recorded:.6g}, here it is {difference.repeated:.6g}. Another "
-                "machine, number of threads, version or start changes it."
+                f"At step {difference.step:,} the run recorded a gradient norm of "
+                f"{difference.recorded:.9g}, here it is {difference.repeated:.9g}."
             )
+            if inspected.ranks == 1:
+                verdict += " Another machine, number of threads, version or start changes it."
     say(console, verdict)
 
 
