@@ -536,6 +536,8 @@ def test_processes_build_the_same_steps_in_their_order(workers):
         os.kill(process.pid, number)  # the reader alone decides
     following = next(itertools.islice(loader.steps(start, 50), 25, None))
     assert next(steps).cursor == following.cursor
+    processes[0].terminate()  # as Python ends them with the program: in a while, not never
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
     del steps
     assert not multiprocessing.active_children()
 

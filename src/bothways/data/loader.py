@@ -342,6 +342,10 @@ WORKERS = 8
 sentences of 16 tokens, 0.5 million in pairs of 128; an H200 reads 0.4 million of BERT-base."""
 
 
+GRACE = 60
+"""Seconds in which a run that was asked to end may still read steps."""
+
+
 def ahead(
     loader: Loader, device: torch.device, cursor: Cursor, tokens_read: int = 0
 ) -> Iterable[TrainingStep]:
@@ -409,6 +413,8 @@ def by_workers(
         """Leave the end of a run to the process that reads: a signal may reach all of them."""
         for end_signal in END_SIGNALS:
             signal.signal(end_signal, signal.SIG_IGN)
+        # Python's own end of a program waits for those that it has asked by SIGTERM to end.
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE))
 
     with warnings.catch_warnings():  # the processes neither start threads nor use the GPU
         warnings.simplefilter("ignore", DeprecationWarning)

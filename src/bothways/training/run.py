@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -350,7 +350,12 @@ class TrainingRun:
             if self._stopping.over:
                 break
             state = state.next_phase() if number else state
-            state = loop.train(phase.steps(state), phase.until, self._at_now(state))
+            steps = phase.steps(state)
+            try:
+                state = loop.train(steps, phase.until, self._at_now(state))
+            finally:  # the processes that build steps end now, also after an error
+                if isinstance(steps, Generator):
+                    steps.close()
             if state.share(phase.until) < 1:
                 break
         self._finish(state)
