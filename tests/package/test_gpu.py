@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import bothways
-from bothways.core.batch import Batch, LabelTargets, fill_up, pack
+from bothways.core.batch import Batch, LabelTargets, pack, pad_batch
 from bothways.core.source import Cursor, Sequence, TrainingStep
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
@@ -127,7 +127,7 @@ def test_states_and_gradients_of_compiled_blocks(name):
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a processor has no CUDA graphs")
-def test_recorded_updates_are_those_that_are_not():
+def test_captured_updates_are_those_that_are_not():
     config = replace(LONG, vocab=97, depth=2)
     sizes = [[60, 128, 90], [128, 61, 90], [3, 128], [100, 128, 70]]
     results = []
@@ -141,14 +141,14 @@ def test_recorded_updates_are_those_that_are_not():
         steps = [pair_step(sizes[number % 4], number) for number in range(12)]
         loop.train(steps, Steps(12), RunState())
         results.append((reports[0], model.state_dict()))
-    (usual, weights), (recorded, others) = results
-    assert recorded.scores.losses == pytest.approx(usual.scores.losses, rel=1e-2)
-    assert recorded.rate == usual.rate
+    (usual, weights), (captured, others) = results
+    assert captured.scores.losses == pytest.approx(usual.scores.losses, rel=1e-2)
+    assert captured.rate == usual.rate
     assert_near([*others.values()], [*weights.values()], (0.02, 0.02))
 
 
 def pair_step(lengths: list[int], seed: int) -> TrainingStep:
-    """Masked pairs of random tokens, filled."""
+    """Masked pairs of random tokens, padded."""
     rng, special = np.random.default_rng(seed), np.arange(97) < 5
     vocabulary, objective = Vocabulary(special, np.zeros(97, dtype=bool), 4), MaskedLMNextSentence()
     sequences = []
@@ -157,7 +157,7 @@ def pair_step(lengths: list[int], seed: int) -> TrainingStep:
         target = {"pair": LabelTargets(rng.integers(0, 2, 1))}
         plain = Sequence(rng.integers(5, 97, length, dtype=np.int32), segments, target)
         sequences.append(objective.prepare(plain, vocabulary, rng))
-    batch = fill_up(pack(sequences)).pinned()
+    batch = pad_batch(pack(sequences)).pinned()
     return TrainingStep((batch,), Cursor(), sum(lengths), len(lengths), 0.0)
 
 

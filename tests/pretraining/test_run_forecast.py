@@ -66,7 +66,7 @@ def test_the_time_of_a_card_is_operations_over_its_rate():
     [("base", 32_768, 512, 13.3), ("base", 2048, 128, 2.3), ("large", 16_384, 512, 19.4)],
 )
 def test_the_memory_of_a_step_is_near_what_an_h200_held(shape, tokens, length, gibibytes):
-    """docs/log.md, 2026-11-26 and 2026-11-29: masked LM with pairs in bf16, as `bench` measures it."""
+    """docs/log.md, 2026-11-29: masked LM with pairs in bf16, as `bench` measures it."""
     run = dataclasses.replace(
         settings(f"bert-{shape}"), microbatch_tokens=tokens, phases=(PretrainPhase(length),),
         objective=MaskedLMNextSentence(),

@@ -1,4 +1,4 @@
-"""Updates that are recorded: batches of shapes that recur, equal losses, and what is refused."""
+"""Updates that are captured: batches of shapes that recur, equal losses, and what is refused."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from bothways.core.batch import (
     LabelTargets,
     MultilabelTargets,
     TokenTargets,
-    fill_up,
     pack,
+    pad_batch,
     round_up,
 )
 from bothways.core.errors import ConfigError
@@ -54,7 +54,7 @@ def module() -> MaskedLMModule:
 def test_what_fills_a_batch_changes_no_loss_and_no_gradient(longest, count, rng):
     learner = module().double()
     usual = batch_of(rng.integers(min(4, longest), longest + 1, count).tolist(), rng)
-    more = fill_up(usual)
+    more = pad_batch(usual)
     assert more.layout.tokens > usual.layout.tokens
     assert learner.weights(more) == learner.weights(usual)
     results = []
@@ -73,7 +73,7 @@ def test_shapes_recur(rng):
         lengths = list[int]()
         while sum(lengths) < 2000:
             lengths.append(int(rng.integers(10, 17)))
-        batch = fill_up(batch_of(lengths, rng))
+        batch = pad_batch(batch_of(lengths, rng))
         shapes.add((batch.layout.max_seqlen, *map(len, batch.tensors())))
     assert len(shapes) <= 8
 
@@ -87,7 +87,7 @@ def test_a_batch_with_other_targets_stays_as_it_is(rng):
     ids = np.arange(5, 9, dtype=np.int32)
     target = MultilabelTargets(np.ones((1, 3), dtype=np.float32))
     batch = pack([Sequence(ids, np.zeros(4, dtype=np.int8), {"labels": target})])
-    assert fill_up(batch) is batch
+    assert pad_batch(batch) is batch
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,12 @@ def test_other_updates_are_refused(device, config, rules, z_loss, what, monkeypa
     tensors = RunTensors(learner, optimizer, Single())
     with pytest.raises(ConfigError, match=rf"training\.graphs: needs {what}"):
         GraphedUpdates(tensors, torch.autocast("cpu"), 1.0)
+
+
+def test_several_microbatches_are_refused(rng):
+    batches = [batch_of([9, 4], rng)] * 2
+    with pytest.raises(ConfigError, match=r"needs one microbatch an update"):
+        object.__new__(GraphedUpdates)(batches, {})
 
 
 def test_only_packed_sequences_are_computed_alike(rng, monkeypatch):

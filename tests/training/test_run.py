@@ -11,8 +11,9 @@ import time
 import pytest
 import torch
 
-from bothways.core.errors import CheckpointError, ConfigError
+from bothways.core.errors import CheckpointError, ConfigError, DivergedError
 from bothways.training.checkpoint import Best, FolderStore, Keep, checkpoints, read_checkpoint
+from bothways.training.run import TrainingPhase
 from bothways.training.schedules import Hours, Steps
 from bothways.training.trackers import JsonLines
 from heard_progress import Heard
@@ -20,11 +21,14 @@ from toy_training import (
     CONFIG,
     TRAINING,
     WHOLE,
+    broken_at,
     exit_code,
     killed_in_save,
     metric_lines,
     run_toy,
     session,
+    steps,
+    toy,
 )
 
 TIMES = {"seconds", "tokens_per_second", "seconds_left"}
@@ -372,3 +376,19 @@ def test_events_are_reported(tmp_path):
         "checkpoint",
     ]
     assert [event.progress.steps for event in events] == [1, 2, 2, 2, 2]
+
+
+def test_what_makes_the_steps_ends_with_an_error(tmp_path):
+    """Processes that build steps would keep the program from ending."""
+    ended = []
+
+    def closing(state):
+        try:
+            yield from steps(state)
+        finally:
+            ended.append(True)
+
+    phases = [TrainingPhase(TRAINING.end, closing)]
+    with pytest.raises(DivergedError) as caught:  # whose traceback holds the loop
+        run_toy(tmp_path, training_module=broken_at(toy(), 2), phases=phases)
+    assert ended == [True], caught

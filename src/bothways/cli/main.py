@@ -34,7 +34,7 @@ from cyclopts.exceptions import (
 
 import bothways
 from bothways.core.errors import AGAIN, BothwaysError, ConfigError, LostRankError, interface, render
-from bothways.core.runtime.process import limit_threads, tune_allocator
+from bothways.core.runtime.process import END_SIGNALS, limit_threads, tune_allocator
 from bothways.core.terminal import ErrorStream, printable, shortened
 
 if TYPE_CHECKING:
@@ -233,9 +233,8 @@ def _interrupt_on_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    for name in ("SIGTERM", "SIGHUP", "SIGUSR1"):
-        number = getattr(signal, name, None)  # Windows has only the first
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+    for number in END_SIGNALS:
+        if number != signal.SIGINT and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, interrupt)
 
 

@@ -469,8 +469,8 @@ def round_up(count: int, steps: int) -> int:
     return -(-count // quantum) * quantum
 
 
-def fill_up(batch: Batch) -> Batch:
-    """Return a CPU batch with sequences and targets of no weight added, so that shapes recur.
+def pad_batch(batch: Batch) -> Batch:
+    """Pad a CPU batch by sequences and targets without weight, so that shapes recur.
 
     Tokens grow by 3 % at most beyond one sequence of full length, targets by 6 %. A batch with
     targets other than tokens and classes, or with masks, stays as it is.

@@ -61,8 +61,8 @@ class TrainingModule(nn.Module):
         return any(getattr(module, "partial", False) for module in [*self.modules()][1:])
 
     @property
-    def takes_filled(self) -> bool:
-        """True if its losses are the same for a batch to which `core.batch.fill_up` has added."""
+    def allows_padding(self) -> bool:
+        """True if `core.batch.pad_batch` changes none of its losses."""
         return False
 
     def is_static(self, batch: Batch) -> bool:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from bothways.core.batch import Batch, cut_to_predict, fill_up, pack
+from bothways.core.batch import Batch, cut_to_predict, pack, pad_batch
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.runtime.process import END_SIGNALS, usable_cores
@@ -224,7 +224,7 @@ class Loader:
         prepare: adds the targets of an objective, with a generator keyed by the sequence's
             position.
         microbatch_tokens: maximum number of tokens per forward pass, unless one sequence is longer.
-        fill: whether microbatches are filled, see `core.batch.fill_up`.
+        pad: whether microbatches are padded, see `core.batch.pad_batch`.
     """
 
     source: Source
@@ -233,7 +233,7 @@ class Loader:
     microbatch_tokens: int
     seed: int
     share: Share = Share()
-    fill: bool = False
+    pad: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
@@ -293,7 +293,7 @@ class Loader:
                 weightless = {name: target.without_weight() for name, target in targets}
                 sequences = [dataclasses.replace(sequences[0], targets=weightless)]
             batch = pack(sequences)
-            microbatches.append(fill_up(batch) if self.fill else batch)
+            microbatches.append(pad_batch(batch) if self.pad else batch)
         epochs = self.source.epochs(next_cursor)
         return TrainingStep(tuple(microbatches), next_cursor, sum(lengths), len(group), epochs)
 

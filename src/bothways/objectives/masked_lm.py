@@ -162,7 +162,7 @@ class MaskedLMModule(TrainingModule):
         return {"model": self.model}
 
     @property
-    def takes_filled(self) -> bool:
+    def allows_padding(self) -> bool:
         config = self.model.config
         plain = not (config.readout.shifted or config.has_global_attention)
         return plain and "z" not in self.coefficients

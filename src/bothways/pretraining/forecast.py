@@ -43,7 +43,7 @@ from bothways.training.step_cost import BACKWARD, FLOAT
 
 UTILISATION = 0.25
 """The share of a card's rate of bf16 products that a run is assumed to reach. On an H200 BERT-base
-had 0.24 in a run by `short`, 0.27 in steps of 64 × 512 tokens, and 0.31 in compiled ones."""
+had 0.24 in a run by `short`, 0.27 in steps of 64 × 512 tokens, and 0.30 in compiled ones."""
 SAMPLE = 2048
 """Tokens of the batch on which the speed is measured here."""
 UPDATE_BYTES = 28

@@ -306,7 +306,7 @@ def phases_of(
         if training_module is not None:
             set_bases(training_module, settings, state.phase)
         loader = build.loader_of(settings, corpora, documents, plan, state.phase, state.ends)
-        loader = dataclasses.replace(loader, fill=settings.training.graphs)
+        loader = dataclasses.replace(loader, pad=settings.training.graphs)
         return ahead(loader, device, state.cursor, state.tokens)
 
     device = torch.device("cpu") if training_module is None else device_of(training_module)

@@ -1,11 +1,11 @@
 """Whole updates as CUDA graphs: the kernels of a step start without Python between them.
 
-A step of BERT-base with 2,048 tokens has some 800 kernels. They take 8 ms on an H200, and starting
-them one by one takes 34. A graph is recorded for batches of one shape, which `core.batch.fill_up`
+A step of BERT-base with 2,048 tokens has some 800 kernels. They take 7 ms on an H200, and starting
+them one by one takes 34. A graph is captured for batches of one shape, which `core.batch.pad_batch`
 makes recur; inputs, rates and weights of the losses are written into its memory before each replay.
 
 The first step of a shape runs as usual: it makes the state of the optimizer, and compiles what is
-compiled. Nothing that is recorded may depend on the host: attention reads the borders of packed
+compiled. Nothing that is captured may depend on the host: attention reads the borders of packed
 sequences on the GPU, and the optimizer its rates.
 
 Source: PyTorch's documentation, "CUDA semantics", section "CUDA Graphs".
@@ -14,7 +14,7 @@ Source: PyTorch's documentation, "CUDA semantics", section "CUDA Graphs".
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Many
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +35,8 @@ KEPT = 16
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A recorded update.
+class CapturedUpdate:
+    """A captured update.
 
     Attributes:
         batch: its input, on the GPU.
@@ -52,14 +52,14 @@ class Recorded:
 
 
 class GraphedUpdates:
-    """The updates of a run, each shape of a batch recorded at its second use.
+    """The updates of a run, each shape of a batch captured at its second use.
 
     Args:
         arithmetic: the context of the run's precision.
         clip_norm: as in `optimizers.update`.
 
     Raises:
-        ConfigError: this run's updates cannot be recorded.
+        ConfigError: this run's updates cannot be captured.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GraphedUpdates:
         module, optimizer = tensors.training_module, tensors.optimizer
         _require(device_of(module).type == "cuda" and torch.version.hip is None, "an NVIDIA GPU")
         _require(isinstance(tensors.plan, Single), "one process")
-        _require(module.takes_filled, "an objective of masked LM or of it with pairs")
+        _require(module.allows_padding, "an objective of masked LM or of it with pairs")
         plain = isinstance(optimizer, FusedAdamW) and all(
             group["update"] == "adamw" and not group["pull"] for group in optimizer.param_groups
         )
@@ -81,47 +81,49 @@ class GraphedUpdates:
         self._device = device_of(module)
         # One memory for all: a graph needs its activations and gradients only while it runs.
         self._pool = torch.cuda.graph_pool_handle()
-        self._recorded = OrderedDict[tuple[int, ...], Recorded | None]()
+        self._captured = OrderedDict[tuple[int, ...], CapturedUpdate | None]()
         # The rate of each group, as the fused kernel reads it on the GPU.
         self._rates = [torch.zeros((), device=self._device) for _ in optimizer.param_groups]
 
     def __call__(
-        self, batch: Batch, shares: Mapping[str, float]
+        self, microbatches: Many[Batch], shares: Mapping[str, float]
     ) -> tuple[Mapping[str, Loss], Tensor] | None:
         """Make an update; return its losses and the norm of the gradient, valid until the next one.
 
         None for the first batch of a shape: the caller makes the update.
 
         Args:
-            batch: on the CPU, in pinned memory.
+            microbatches: of the step, on the CPU, in pinned memory.
             shares: the factor of each loss in the sum that goes backward.
 
         Raises:
-            ConfigError: a layer has no kernel for packed sequences.
+            ConfigError: there are several, or a layer has no kernel for packed sequences.
         """
+        _require(len(microbatches) == 1, "one microbatch an update: a higher microbatch_tokens")
+        (batch,) = microbatches
         key = batch.layout.max_seqlen, *map(len, batch.tensors())
-        if key not in self._recorded:
+        if key not in self._captured:
             with self._arithmetic:
                 packed = self._module.is_static(batch.to(self._device))
             _require(packed, "bf16, and attention over packed sequences in all layers")
-            if len(self._recorded) == KEPT:
-                self._recorded.popitem(last=False)
-            self._recorded[key] = None
+            if len(self._captured) == KEPT:
+                self._captured.popitem(last=False)
+            self._captured[key] = None
             return None
-        recorded = self._recorded[key] or self._record(batch.to(self._device), shares)
-        self._recorded[key] = recorded
-        self._recorded.move_to_end(key)
-        for here, there in zip(batch.tensors(), recorded.batch.tensors(), strict=True):
+        captured = self._captured[key] or self._capture(batch.to(self._device), shares)
+        self._captured[key] = captured
+        self._captured.move_to_end(key)
+        for here, there in zip(batch.tensors(), captured.batch.tensors(), strict=True):
             there.copy_(here, non_blocking=True)
-        for name, share in recorded.shares.items():
+        for name, share in captured.shares.items():
             share.fill_(shares[name])
         for rate, group in zip(self._rates, self._optimizer.param_groups, strict=True):
             rate.fill_(group["lr"])
-        recorded.graph.replay()
-        return recorded.losses, recorded.norm
+        captured.graph.replay()
+        return captured.losses, captured.norm
 
-    def _record(self, batch: Batch, shares: Mapping[str, float]) -> Recorded:
-        """Record an update; nothing is computed yet."""
+    def _capture(self, batch: Batch, shares: Mapping[str, float]) -> CapturedUpdate:
+        """Capture an update; nothing is computed yet."""
         graph, groups = torch.cuda.CUDAGraph(), self._optimizer.param_groups
         factors = {name: torch.zeros((), device=self._device) for name in shares}
         rates = [group["lr"] for group in groups]
@@ -141,7 +143,7 @@ class GraphedUpdates:
         detached = {
             name: Loss(loss.total.detach(), loss.hits, loss.counts) for name, loss in losses.items()
         }
-        return Recorded(graph, batch, factors, detached, norm)
+        return CapturedUpdate(graph, batch, factors, detached, norm)
 
 
 def _require(holds: bool, what: str) -> None:

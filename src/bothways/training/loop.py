@@ -61,7 +61,7 @@ class Loop:
         on_rest: called at the end with the report of the last steps, if `on_step` has not read it.
         clip_norm: the highest global gradient norm; None for no clipping.
         step_limit: seconds after which a step is taken for a hang (`meter.Watchdog`).
-        graphs: whether updates of one microbatch are recorded (`cuda_graph`).
+        graphs: whether updates are captured as CUDA graphs (`cuda_graph`).
     """
 
     tensors: RunTensors
@@ -85,7 +85,7 @@ class Loop:
 
         Raises:
             BothwaysError: a loss or a gradient is not finite; such a gradient changes nothing.
-            ConfigError: this device lacks the precision, or an update cannot be recorded.
+            ConfigError: this device lacks the precision, or an update cannot be captured.
         """
         tune_allocator()
         training_module, plan = self.tensors.training_module, self.tensors.plan
@@ -110,21 +110,21 @@ class Loop:
                 rate = set_rate(self.tensors.optimizer, self.rate(state))
                 begin = time.perf_counter()
                 watchdog.note("computing", state.steps + 1)
-                recorded = None
-                if graphed is not None and len(step.microbatches) == 1:
+                captured = None
+                if graphed is not None:
                     shares = loss_factors(weights[0], agreed, training_module.coefficients)
-                    recorded = graphed(step.microbatches[0], shares)
-                if recorded is None:
+                    captured = graphed(step.microbatches, shares)
+                if captured is None:
                     note = functools.partial(watchdog.note, step=state.steps + 1)
                     computed = self._accumulate(model, step, weights, agreed, meter, note)
                     work_seconds += computed - begin
                     with arithmetic:  # the matrix products of Muon
                         norm = update(self.tensors.optimizer, self.clip_norm)
                 else:
-                    losses, norm = recorded
+                    losses, norm = captured
                     meter.add(weights[0], losses)
                     work_seconds += time.perf_counter() - begin
-                # A process alone counts what the step asks for, without what fills its batch.
+                # A process alone counts what the step asks for, without what pads its batch.
                 tokens = sum(batch.layout.tokens for batch in step.microbatches)
                 tokens = step.tokens if plan.world == 1 else tokens
                 meter.pace.add(work_seconds, tokens)

@@ -77,7 +77,7 @@ class Training:
         recompute: compute blocks again in the backward pass instead of keeping their values: less
             memory, more time, the same update.
         compiled: compile blocks; on a GPU only.
-        graphs: record updates as CUDA graphs: for masked LM by Adam, one process, in bf16.
+        graphs: capture updates as CUDA graphs: for masked LM by Adam, one process, in bf16.
         report, evaluate, save: how often; None for `evaluate` and `save`: once, at the end.
         keep: the checkpoints that stay. To keep the best one, each evaluation is followed by a
             checkpoint.

@@ -266,6 +266,7 @@ class _Change:
         """Write the vectors of this segment in a byte a component; return their error."""
         vectors, error = np.load(self.path("vectors"), mmap_mode="r"), 0.0
         scales = np.empty(len(vectors), np.float32)
+        self.progress.stage("coding vectors", len(vectors))
 
         def write(path: Path) -> None:
             nonlocal error
@@ -275,6 +276,7 @@ class _Change:
                 codes[start : start + WINDOW] = coded.codes
                 scales[start : start + WINDOW] = coded.scales
                 error = max(error, coded.error)
+                self.progress.advance(start + len(coded.codes))
             codes.flush()
 
         replace_file(self.path("codes"), write)

@@ -171,7 +171,7 @@ def search_codes(
     names: Shaped[np.ndarray, " rows"],
     deleted: Shaped[np.ndarray, " rows"],
 ) -> Found:
-    """Return what `vectors.top_k` returns. Segments without codes are read as they are."""
+    """Return the result of `vectors.top_k`. Segments without codes are read as they are."""
     results = list[Found]()
     for query in queries.astype(np.float32, copy=False):
         length = np.linalg.norm(query.astype(np.float64))
