@@ -5,21 +5,8 @@ import numpy as np
 ANIMALS = ["cat", "dog", "owl", "fox", "hen", "cow"]
 PLACES = ["barn", "wood", "town", "lake", "hill"]
 VERBS = ["sleeps", "eats", "sings", "walks"]
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "the",
-    "in",
-    "near",
-    ".",
-    *ANIMALS,
-    *PLACES,
-    *VERBS,
-    "##s",
-]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "in", "near", "."]
+WORDS += [*ANIMALS, *PLACES, *VERBS, "##s"]
 
 
 def document(rng: np.random.Generator) -> str:

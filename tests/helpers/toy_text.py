@@ -41,26 +41,9 @@ def roberta_backend(
 ) -> tokenizers.Tokenizer:
     """Byte-level BPE with RoBERTa's special tokens, <mask> taking the space before it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [
-        ("h", "e"),
-        ("l", "l"),
-        ("he", "ll"),
-        ("hell", "o"),
-        ("Ġ", "w"),
-        ("Ġw", "o"),
-        ("Ġ", "Ġ"),
-        ("i", "n"),
-        ("'", "s"),
-    ]
-    names = [
-        "<s>",
-        "<pad>",
-        "</s>",
-        "<unk>",
-        *alphabet,
-        *("".join(merge) for merge in merges),
-        "<mask>",
-    ]
+    pairs = "h e, l l, he ll, hell o, Ġ w, Ġw o, Ġ Ġ, i n, ' s"
+    merges = [tuple(pair.split()) for pair in pairs.split(", ")]
+    names = ["<s>", "<pad>", "</s>", "<unk>", *alphabet, *map("".join, merges), "<mask>"]
     vocab = {token: id for id, token in enumerate(names)}
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, dropout=dropout))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
@@ -108,21 +91,8 @@ _TRICKY = [
     *"😀👩\u200d👩\U0001f3fdאבمرحبا",
     *BERT_NAMES,
     *("<mask>", "</s>", "<s", "[MASK", "MASK]", "[[SEP]]", "[ SEP ]", "[mask]"),
-    *(
-        "hello",
-        "playing",
-        "don't",
-        "'s",
-        "e\u0301",
-        "  ",
-        "\n ",
-        " \n",
-        "a" * 99,
-        "a" * 100,
-        "a" * 101,
-        "中" * 50,
-        "." * 30,
-    ),
+    *("hello", "playing", "don't", "'s", "e\u0301", "  ", "\n ", " \n"),
+    *("a" * 99, "a" * 100, "a" * 101, "中" * 50, "." * 30),
 ]
 
 hostile = st.lists(
@@ -140,25 +110,8 @@ def pseudo_text(words: int, seed: int) -> list[str]:
     """Lines of made-up words with the frequencies of real ones, and rare characters that occur equally often."""
     rng = np.random.default_rng(seed)
     syllables = [
-        "ka",
-        "ro",
-        "mi",
-        "ten",
-        "so",
-        "lu",
-        "ba",
-        "é",
-        "ing",
-        "der",
-        "x",
-        "un",
-        "Zu",
-        "10",
-        "pli",
-        "o",
-        "ves",
-        "hu",
-    ]
+        "ka", "ro", "mi", "ten", "so", "lu", "ba", "é", "ing", "der", "x", "un", "Zu", "10", "pli", "o", "ves", "hu",
+    ]  # fmt: skip
     lexicon = ["".join(rng.choice(syllables, size=rng.integers(1, 5))) for _ in range(2000)]
     chosen = [lexicon[int(place) % 2000] for place in rng.zipf(1.3, size=words)]
     lines = [
@@ -169,15 +122,9 @@ def pseudo_text(words: int, seed: int) -> list[str]:
 
 
 GOOGLE_RANGES = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
-)
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
 
 
 def google_tokens(text: str, vocab: set[str], *, lowercase: bool, longest: int = 200) -> list[str]:
@@ -227,12 +174,8 @@ def _google_pieces(word: str, vocab: set[str], longest: int) -> list[str]:
 def code_points(step: int) -> list[int]:
     """The code points with characters; of the large scripts, which are each of one kind, every `step`th."""
     large = (range(0x3400, 0xA000), range(0xAC00, 0xD7A4), range(0xE000, 0xF900))
-    codes = [
-        *range(0x3400),
-        *range(0xA000, 0xAC00),
-        *range(0xD7A4, 0xD800),
-        *range(0xF900, 0x20000),
-    ]
+    small = (range(0x3400), range(0xA000, 0xAC00), range(0xD7A4, 0xD800), range(0xF900, 0x20000))
+    codes = [code for script in small for code in script]
     for script in (*large, range(0x20000, 0x34000)):
         codes += script[::step]
     return [*codes, *range(0xE0000, 0xE1000)]
