@@ -62,8 +62,7 @@ def build_index(  # noqa: PLR0913 – one option per question
         length: maximum length of a text in tokens; by default as in the folder.
         precision: precision of matrix products: fp32, bf16, int8 or auto.
         device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         settings: settings of the task embed, such as `pooling="mean"`.
 
     Raises:
@@ -273,8 +272,7 @@ def mine(  # noqa: PLR0913 – one option per question
         model: the model of the index, if it is no longer where it was.
         precision: precision of matrix products: fp32, bf16, int8 or auto.
         device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
 
     Raises:
         DataError: the pairs cannot be read, or a row has no positive.

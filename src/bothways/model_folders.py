@@ -130,8 +130,8 @@ def predict(  # noqa: PLR0913 – one option per question
             in parts. Both read any number of files, and continue where they were stopped.
         task: a task of finetune, fill, likelihood, prefer, zero-shot, embed, or a common alias of
             one of them; by default the task of the model.
-        text: column of the text, or of the first of two (for rerank the query); by default as in
-            training.
+        text: column of the text, or of the first of two (for rerank the query), without a header
+            its number; by default as in training.
         text_b: the column of the second text.
         best: number of the most probable labels, or of the best documents, to keep; by default all.
         keep: columns to copy to the output, such as a key; old=new renames one.
@@ -151,8 +151,7 @@ def predict(  # noqa: PLR0913 – one option per question
         output_dtype: type of vectors: float32; int8 or uint8, a byte a component; binary or
             ubinary, a bit.
         calibration: an .npy file with vectors of this model, whose ranges int8 and uint8 take.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         settings: settings of the task, such as `top=10` for fill, `pooling="max"` for embed, or
             `labels=["travel", "cooking"]` for a model of natural language inference.
 
@@ -275,7 +274,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
         blimp: instead of data a folder of minimal pairs: files of JSON lines with sentence_good and
             sentence_bad. Gives the accuracy on each file, linguistics_term and field, and on all.
             Masked models are scored with variant=word_l2r.
-        text: column of the text, or of the first of two; by default as in training.
+        text: column of the text, or of the first of two (for rerank the query), without a header
+            its number; by default as in training, if the model was fine-tuned.
         text_b: the column of the second text.
         label: the column of the label.
         length: maximum length in tokens; by default as in training.
@@ -285,8 +285,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
         limit: points of the metric that int8 may lose; a point is 0.01. By default 0.5.
         device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
         runtime: what computes the model: torch, or onnxruntime or openvino for an exported folder.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         settings: settings of the task, such as `variant="word_l2r"` for likelihood.
 
     Returns:
@@ -455,8 +454,7 @@ def calibrate(  # noqa: PLR0913 – one option per question
         text_b: the column of the second text.
         label: the column of the label.
         device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
 
     Returns:
         The `temperature`, and loss and calibration error `before` and `after`, measured on halves
@@ -562,8 +560,7 @@ def export_model(  # noqa: PLR0913 – one option per question
         limit: points of the metric that int8 may lose; a point is 0.01. `None` for 0.5.
         columns: columns of a file of `int8` by role, "text", "text_b" and "label"; by
             default as in training.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         settings: settings of the task, such as `pooling="cls"`.
 
     Returns:

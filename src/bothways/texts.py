@@ -55,8 +55,7 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
         seed: seed of that sample.
         column: column of the text in tables (.jsonl, .csv, .parquet …) and Hub rows.
         out: folder to save the tokenizer in.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         settings: of the kind, such as `lowercase=False`: the fields of its class, such as
             `bothways.text.trainers.WordPiece`.
 
@@ -159,8 +158,7 @@ def build_corpus(  # noqa: PLR0913 – one option per question
             `bothways.data.cleaning.config.make_cleaning("gopher", 0.8)`: those that the filters of
             Gopher refuse, and near-duplicates.
         workers: number of processes; default: one per core.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
 
     Raises:
         DataError: a file cannot be read.

@@ -68,7 +68,8 @@ def pretrain(  # noqa: PLR0913 – one option per question
         objective: a name such as "masked-lm", or an objective; `None` for the usual one of the
             model.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
-        out: folder of the run with checkpoints and metrics; `None` trains in memory.
+        out: folder of the run: checkpoints, metrics, and at the end model/, a Hugging Face folder;
+            in Python `None` trains in memory.
         start: a model folder or Hub id whose pre-training to continue; build the corpus with its
             tokenizer. A larger `model` of the same family repeats its weights. Name the heads that
             it lacks, to start them at random, by the setting fresh, such as masked,pair.
@@ -78,10 +79,9 @@ def pretrain(  # noqa: PLR0913 – one option per question
             deberta_v3 and modernbert are those of these papers, with large batches. Default: short
             for 30 minutes or less, else modern.
         config: a TOML file with settings; the call's have priority.
-        resume: continue from the newest checkpoint in `out`.
+        resume: continue from the newest checkpoint in `out`, or begin if there is none.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         on_event: called after each step, report, evaluation and checkpoint.
         settings: further settings as nested dicts of dotted paths, such as
             `training={"optimizer": {"lr": 1e-3}}`.
@@ -269,8 +269,7 @@ def show(  # noqa: PLR0913 – one option per question
             source is then a model.
         recipe: settings to start from, as for `pretrain`.
         config: a TOML file with settings; the call's have priority.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         settings: settings of the run by dotted path, such as
             `**{"objective.masking.rate": 0.3}`.
 
@@ -378,10 +377,9 @@ def adapt(  # noqa: PLR0913 – one option per question
             least 1,000 updates.
         length: tokens of a sequence.
         column: column of the text in tables (.jsonl, .csv, .parquet …), also of general text.
-        resume: continue from the newest checkpoint in `out`.
+        resume: continue from the newest checkpoint in `out`, or begin if there is none.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         settings: further settings of `PretrainConfig`, such as `held_out=0.1`.
 
     Returns:
@@ -468,21 +466,24 @@ def finetune(  # noqa: PLR0913 – one option per question
         train, dev: a file, a Hub data set, a DataFrame, a `datasets.Dataset`, or a list of dicts;
             `dev=0.2` splits a fifth from `train`, by class, with equal texts on one side, and
             `group="user"` keeps the rows with equal values of a column together.
-        task: a name such as "classify", "ner" or "qa", or a task.
+        task: name of the task: classify, regress, multilabel, choice, tag, answer, rerank, embed,
+            or a common alias of one of them, such as sentiment, ner or qa; in Python also a task.
         folds: cross-validation: run once per fold of `train`, which is then the dev data. The
             result has `metrics`, `deviations` and `predictions` for all rows; `out` has them in
             folds.json and out_of_fold.jsonl.
-        out: folder of the run with checkpoints and metrics; `None` trains in memory.
+        out: folder of the run: checkpoints, metrics, and at the end model/, a Hugging Face folder;
+            in Python `None` trains in memory.
         config: a TOML file with settings; the call's have priority.
-        resume: continue from the newest checkpoint in `out`.
+        resume: continue from the newest checkpoint in `out`, or begin if there is none.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         seed: seed of new heads and of the order of the data; `None` for 0.
-        recipe: "modern", "paper", "electra", or for some 8 texts a class "few-shot".
+        recipe: method to start from: modern (AdamW), paper (Adam without bias correction, as in
+            BERT's own code), electra (lower rates for lower layers) or few-shot (for some 8 texts a
+            class).
         metrics: functions by name that take the predictions and the examples of the dev data, and
             return a number or a dict of numbers; `metric="name"` chooses the best weights by one.
             Higher is better, unless it is given as `bothways.Metric(function, better="lowest")`.
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         on_event: called after each step, report, evaluation and checkpoint.
         settings: common names such as `lr`, `epochs`, `batch_size`, `max_length`, or nested dicts
             of dotted paths.
@@ -616,15 +617,15 @@ def distil(  # noqa: PLR0913 – one option per question
         to: "static" for a table of vectors in place of an encoder; no setting of training applies.
         width: number of components of static vectors; default: 256, or all of a narrower teacher.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
-        out: folder of the run with checkpoints and metrics; `None` trains in memory.
+        out: folder of the run: checkpoints, metrics, and at the end model/, a Hugging Face folder;
+            in Python `None` trains in memory.
         recipe: losses to start from. With a corpus distilbert (the default: predictions, masked
             LM, cosine) or minilm (relations of one layer, for any width). With labelled data
             modern (the default) or paper, as for `finetune`.
         config: a TOML file with settings; the call's have priority.
-        resume: continue from the newest checkpoint in `out`.
+        resume: continue from the newest checkpoint in `out`, or begin if there is none.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
-        progress: True shows progress on standard error, False nothing; an object with `stage`,
-            `advance` and `message` receives it.
+        progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         on_event: called after each step, report, evaluation and checkpoint.
         settings: further settings as nested dicts of dotted paths, such as
             `**{"teacher.weight": 0.7}`; with labelled data common names such as `lr`, too.

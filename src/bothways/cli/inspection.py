@@ -355,7 +355,7 @@ def show(  # noqa: PLR0913 – one option per question
     layer: int | None = None,
     head: int | None = None,
     recipe: PretrainRecipe | None = None,
-    config: options.ConfigFile = None,
+    config: Path | None = None,
     out: Path | None = None,
     json: bool = False,
 ) -> None:

@@ -77,8 +77,9 @@ def quickstart(
     write_stderr(f"Report with curves: {out / 'report.html'}")
 
 
+@options.documented_by(bothways.finetune)
 def features(
-    model: options.StartModel,
+    model: str,
     train: str,
     *overrides: str,
     dev: str,
@@ -224,6 +225,8 @@ class BenchmarkOptions:
 
     Parameters
     ----------
+    model
+        A model folder, the folder of a run, or a Hub id.
     data
         Folder of the benchmark as distributed, or for GLUE hub:owner/name, a data set on the Hub.
     out
@@ -240,7 +243,7 @@ class BenchmarkOptions:
         Only print the cost.
     """
 
-    model: options.StartModel
+    model: str
     data: str
     out: Path = Path("reproduced")
     tasks: str | None = None

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn,
 
 from cyclopts import Parameter
 
+import bothways
 from bothways.core.config.values import is_integer, split_overrides
 from bothways.core.errors import ConfigError
 from bothways.core.files import is_url
 from bothways.core.progress import announce, terminal_progress
 from bothways.core.terminal import output_console, show_lines, write_stderr
-from bothways.finetuning import FinetuneRecipe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,22 +29,7 @@ if TYPE_CHECKING:
     from bothways.core.progress import Progress
 
 Command = TypeVar("Command", bound=Callable[..., object])
-TrainedTask = Annotated[
-    str,
-    Parameter(
-        help="classify, regress, multilabel, choice, tag, answer, rerank, embed, or a common "
-        "alias of one of them, such as sentiment, ner or qa."
-    ),
-]
 Device = Annotated[str, Parameter(help="auto (a GPU, if there is one), cpu, cuda or cuda:N.")]
-TextColumn = Annotated[
-    str | None,
-    Parameter(
-        help="Column of the text, or of the first of two (for rerank the query); without a header "
-        "its number. Default: as in training, if the model was fine-tuned."
-    ),
-]
-SecondColumn = Annotated[str | None, Parameter(help="The column of the second text.")]
 GroupColumn = Annotated[
     str | None,
     Parameter(
@@ -59,17 +44,6 @@ Precision = Annotated[
         "hardware has it; int8 is faster on a CPU and less exact (see `bothways evaluate`)."
     ),
 ]
-FineRecipe = Annotated[
-    FinetuneRecipe,
-    Parameter(
-        help="modern: AdamW; paper: Adam without bias correction, as in BERT's own code; electra: "
-        "lower rates for lower layers; few-shot: for some 8 texts a class."
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    Parameter(help="A TOML file with settings; settings on the command line have priority."),
-]
 JsonOutput = Annotated[bool, Parameter(help="Write one JSON object instead of a table.")]
 MaxLength = Annotated[
     int | None, Parameter(help="Maximum length in tokens; default: as in training.")
@@ -79,21 +53,6 @@ Abstain = Annotated[
     Parameter(
         help="For classify: give no label where the most probable one is less probable than "
         "this, such as 0.9."
-    ),
-]
-StartModel = Annotated[
-    str, Parameter(help="A model folder, the folder of a pre-training run, or a Hub id.")
-]
-RunFolder = Annotated[
-    Path,
-    Parameter(
-        help="The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder."
-    ),
-]
-Resume = Annotated[
-    bool,
-    Parameter(
-        help="Continue from the newest checkpoint in the folder, or start a run if there is none."
     ),
 ]
 DevData = Annotated[
@@ -134,21 +93,6 @@ class RunLength:
             message = f"the length is given twice: {self.epochs:g} epochs and {self.until!r}"
             raise ConfigError(message, where="--until", fix="Leave out --epochs or --until.")
         return self.until if self.epochs is None else f"{self.epochs:g} epochs"
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class DataColumns:
-    """The options that name the columns of labelled data."""
-
-    text: TextColumn = None
-    text_b: SecondColumn = None
-    label: Annotated[str | None, Parameter(help="The column of the label.")] = None
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """The columns that are named, by role."""
-        return {role: column for role, column in vars(self).items() if column is not None}
 
 
 def _check_names(kind: object, names: str | Iterable[str] | None) -> None:
@@ -198,6 +142,22 @@ def documented_by(function: Callable[..., object]) -> Callable[[Command], Comman
         return command
 
     return complete
+
+
+@documented_by(bothways.evaluate)
+@Parameter(name="*")
+@dataclass(frozen=True)
+class DataColumns:
+    """The options that name the columns of labelled data."""
+
+    text: str | None = None
+    text_b: str | None = None
+    label: str | None = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The columns that are named, by role."""
+        return {role: column for role, column in vars(self).items() if column is not None}
 
 
 def settings_for(

@@ -19,6 +19,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.progress import terminal_progress
 from bothways.core.runtime.cards import card_named
 from bothways.core.terminal import output_console, quantity, say, time_text, write_stderr
+from bothways.finetuning import FinetuneRecipe
 from bothways.pretraining import DistilRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
 
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 def pretrain(  # noqa: PLR0913 – one option per question a run answers
     corpus: str,
     *more: str,
-    out: options.RunFolder | None = None,
+    out: Path | None = None,
     model: str | None = None,
     recipe: PretrainRecipe | None = None,
     start: str | None = None,
     find_lr: bool = False,
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
-    config: options.ConfigFile = None,
-    resume: options.Resume = False,
+    config: Path | None = None,
+    resume: bool = False,
     device: options.Device = "auto",
 ) -> None:
     """Pre-train an encoder on a corpus with masked LM and next sentence prediction, or on full
@@ -119,7 +120,7 @@ def conclude_pretraining(done: PretrainResult) -> None:
 
 @options.documented_by(bothways.adapt)
 def adapt(  # noqa: PLR0913 – one option per question
-    model: options.StartModel,
+    model: str,
     /,
     *texts: Annotated[str, options.INPUTS],
     out: Path,
@@ -128,7 +129,7 @@ def adapt(  # noqa: PLR0913 – one option per question
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     length: int = 128,
     column: str = "text",
-    resume: options.Resume = False,
+    resume: bool = False,
     device: options.Device = "auto",
 ) -> None:
     """Adapt a model to a domain: continue its pre-training on text, measured before and after.
@@ -189,10 +190,10 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     student: str | None = None,
     dev: options.DevData = None,
     recipe: DistilRecipe | None = None,
-    out: options.RunFolder = Path("distilled"),
+    out: Path = Path("distilled"),
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
-    config: options.ConfigFile = None,
-    resume: options.Resume = False,
+    config: Path | None = None,
+    resume: bool = False,
     device: options.Device = "auto",
 ) -> None:
     """Train a smaller model on what a teacher computes.
@@ -240,10 +241,10 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
 
 @options.documented_by(bothways.finetune)
 def finetune(  # noqa: PLR0913 – one option per question a run answers
-    model: options.StartModel,
+    model: str,
     train: str,
     *overrides: str,
-    task: options.TrainedTask = "classify",
+    task: str = "classify",
     dev: options.DevData = None,
     lr: float | None = None,
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
@@ -251,9 +252,9 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     max_length: int | None = None,
     columns: options.DataColumns = options.DataColumns(),  # noqa: B008 – frozen
     group: options.GroupColumn = None,
-    out: options.RunFolder = Path("finetuned"),
-    recipe: options.FineRecipe = "modern",
-    config: options.ConfigFile = None,
+    out: Path = Path("finetuned"),
+    recipe: FinetuneRecipe = "modern",
+    config: Path | None = None,
     seeds: str | None = None,
     folds: int | None = None,
     teacher: str | None = None,
@@ -415,18 +416,19 @@ def _series_table(series: Series) -> options.CommandTable:
     return options.CommandTable(title, ("run", metric, "failed"), rows)
 
 
+@options.documented_by(bothways.finetune)
 def sweep(  # noqa: PLR0913 – one option per question
-    model: options.StartModel,
+    model: str,
     train: str,
     *overrides: str,
     dev: str,
-    task: options.TrainedTask = "classify",
+    task: str = "classify",
     columns: options.DataColumns = options.DataColumns(),  # noqa: B008 – frozen
     group: options.GroupColumn = None,
     grid: str = "paper",
     out: Path = Path("sweep"),
-    recipe: options.FineRecipe = "modern",
-    config: options.ConfigFile = None,
+    recipe: FinetuneRecipe = "modern",
+    config: Path | None = None,
     resume: bool = False,
     device: options.Device = "auto",
 ) -> None:
@@ -460,6 +462,7 @@ def sweep(  # noqa: PLR0913 – one option per question
     print_series(series, out)
 
 
+@options.documented_by(bothways.pretrain)
 def plan(  # noqa: PLR0913 – one option per question
     model: str,
     *settings: str,
@@ -468,7 +471,7 @@ def plan(  # noqa: PLR0913 – one option per question
     corpus: str | None = None,
     recipe: str | None = None,
     teacher: str | None = None,
-    config: options.ConfigFile = None,
+    config: Path | None = None,
     hardware: str = "here",
     ranks: int = 1,
     utilisation: float | None = None,
