@@ -137,7 +137,7 @@ def test_the_textbook_formula_and_what_it_leaves_out():
 
 
 def test_operations_equal_what_torch_counts():
-    config = draw_config(3, "post", dropout=0.1, attention_dropout=0.1)
+    config = draw_config(3, "post", dropout=0.1)
     length, copies, predicted = 10, 4, 0.2
     heads = (*PRETRAINING, LabelHead(3))
     model = Model(config, heads)

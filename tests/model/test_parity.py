@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bert_peers import FAMILIES, draw_config, draw_input, ours, peer
+from bert_peers import FAMILIES, draw_config, draw_input, peer
 from bothways.core.batch import LabelTargets, Layout, TokenTargets
 from bothways.core.errors import ConfigError
 from bothways.model.attention.dispatch import attend
@@ -14,7 +14,7 @@ from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.attention.probabilities import attention_probabilities
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
-from bothways.model.model import Encoder, recorded_attentions
+from bothways.model.model import Encoder, Model, recorded_attentions
 from bothways.objectives.masked_lm import MaskedLMModule
 from family_peers import assert_gradients_equal
 from small_models import SHAPES, batch_for
@@ -26,8 +26,8 @@ LENGTHS = [7, 20, 19, 1, 17, 3, 20]
 def test_pretraining_losses_equal_transformers(order):
     config = draw_config(5, order)
     torch.manual_seed(5)
-    theirs = peer(config, "ForPreTraining")
-    mine = ours(theirs, config, (MaskedHead(), PoolerHead(), PairHead()))
+    mine = Model(config, (MaskedHead(), PoolerHead(), PairHead()))
+    theirs = peer(mine, "ForPreTraining")
     text = draw_input(config, LENGTHS)
     masked = (torch.rand(text.kept.shape) < 0.3) & text.kept
     masked[:, 0] = False  # [CLS]
