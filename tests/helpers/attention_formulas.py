@@ -16,14 +16,16 @@ class OnGpu(Tensor):
     is_cuda = True
 
 
-def sees(pattern: Pattern, query: int, key: int) -> bool:
+def visible(pattern: Pattern, length: int) -> Tensor:
+    """Which keys each query reads `(length, length)`."""
+    place = torch.arange(length)
     match pattern:
         case Full():
-            return True
+            return torch.ones(length, length, dtype=torch.bool)
         case Window(radius):
-            return abs(query - key) <= radius
+            return (place[:, None] - place).abs() <= radius
         case Causal():
-            return key <= query
+            return place <= place[:, None]
         case Blocks():
             raise NotImplementedError
 
@@ -32,15 +34,10 @@ def formula(qkv: Tensor, lengths: list[int], pattern: Pattern = EVERYTHING) -> T
     """softmax(QKᵀ/√d)V of each sequence."""
     parts = []
     for part in qkv.double().split(lengths):
-        q, k, v = (part[:, at].transpose(0, 1) for at in range(3))
-        scores = q @ k.transpose(1, 2) / qkv.shape[-1] ** 0.5
-        hidden = [
-            [not sees(pattern, query, key) for key in range(len(part))]
-            for query in range(len(part))
-        ]
-        scores = scores.masked_fill(torch.tensor(hidden), float("-inf"))
-        exponents = torch.exp(scores - scores.amax(-1, keepdim=True))
-        parts.append((exponents / exponents.sum(-1, keepdim=True) @ v).transpose(0, 1))
+        q, k, v = part.permute(1, 2, 0, 3)
+        scores = q @ k.mT / qkv.shape[-1] ** 0.5
+        scores = scores.masked_fill(~visible(pattern, len(part)), float("-inf"))
+        parts.append((scores.softmax(-1) @ v).transpose(0, 1))
     return torch.cat(parts)
 
 

@@ -1,4 +1,4 @@
-"""What tests of compiled kernels share: what they need of the processor, and attention as a formula."""
+"""What tests of compiled kernels share: what they need of the processor, and random inputs."""
 
 import os
 
@@ -41,16 +41,6 @@ SHAPES = {
 }
 
 
-def formula(qkv: Tensor, lengths: list[int]) -> Tensor:
-    parts = []
-    for part in qkv.double().split(lengths):
-        q, k, v = part.permute(1, 2, 0, 3)
-        parts.append(((q @ k.mT / qkv.shape[-1] ** 0.5).softmax(-1) @ v).transpose(0, 1))
-    return torch.cat(parts)
-
-
 def draw_qkv(lengths: list[int], heads: int, size: int, seed: int, spread: float = 1.0) -> Tensor:
-    return (
-        torch.randn(sum(lengths), 3, heads, size, generator=torch.Generator().manual_seed(seed))
-        * spread
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(sum(lengths), 3, heads, size, generator=generator) * spread

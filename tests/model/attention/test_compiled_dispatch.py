@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention_formulas import formula
 from bothways.core.batch import EQUAL, LOOSE, Layout
 from bothways.model.attention import dispatch
 from bothways.model.attention.mask import AttentionView, RotaryTables
@@ -11,7 +12,7 @@ from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.library import ALL_FEATURES, Feature, supports_heads
-from kernel_cases import NEEDS_AVX512, draw_qkv, formula
+from kernel_cases import NEEDS_AVX512, draw_qkv
 from toy_training import exit_code
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

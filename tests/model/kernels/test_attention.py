@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
+from attention_formulas import formula
 from bothways.core.batch import Batch, Layout
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.kernels import library
@@ -20,7 +21,6 @@ from kernel_cases import (
     SHAPES,
     draw_qkv,
     examples,
-    formula,
 )
 
 LEARNED = [torch.float32, pytest.param(torch.bfloat16, marks=NEEDS_AMX)]

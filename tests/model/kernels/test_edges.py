@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attention_formulas import formula
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.tuning import TUNING
@@ -38,7 +39,6 @@ from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.prepared_model import prepare_model
 from family_peers import outputs
-from kernel_cases import formula
 from small_models import kept_bytes
 from spread import in_turn
 
