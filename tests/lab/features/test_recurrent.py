@@ -13,7 +13,7 @@ from attention_formulas import OnGpu
 from bothways.core.batch import Layout
 from bothways.core.errors import ConfigError
 from bothways.lab.features import LayerChoice
-from bothways.lab.features.run import BiLSTM, build_mix, by_time, chosen_layers
+from bothways.lab.features.run import BiLSTM, LayerSum, chosen_layers
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(0, 10**6))
@@ -79,12 +79,6 @@ def test_dropout_is_between_layers_and_only_in_training():
     assert lstm.width == lstm(x, layout).shape[1] == 6
 
 
-def test_time_steps_hold_longer_sequences_first():
-    order, sizes = by_time(Layout.of([1, 3, 2]))
-    assert order.tolist() == [1, 4, 0, 2, 5, 3]
-    assert sizes.tolist() == [3, 2, 1]
-
-
 def test_choices_are_those_of_table_7():
     chosen = {choice: chosen_layers(choice, 12) for choice in get_args(LayerChoice)}
     assert chosen == {
@@ -108,7 +102,7 @@ def test_a_shallow_encoder_has_no_four_last_layers(choice, depth):
 
 def test_weighted_sum_begins_as_the_mean_and_learns():
     x = torch.randn(7, 4, 3)
-    mix = build_mix("weighted_last_four", 4)
+    mix = LayerSum(4)
     torch.testing.assert_close(mix(x), x.mean(1))
     with torch.no_grad():
         mix.weights.copy_(torch.tensor([0.0, 1.0, -2.0, 0.5]))
@@ -118,10 +112,3 @@ def test_weighted_sum_begins_as_the_mean_and_learns():
     np.testing.assert_allclose(mix(x).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
     mix(x).square().sum().backward()
     assert all(parameter.grad.any() for parameter in mix.parameters())
-
-
-def test_concatenation_keeps_the_layers_apart():
-    mix = build_mix("concat_last_four", 4)
-    x = torch.randn(7, 4, 3)
-    assert torch.equal(mix(x), torch.cat([x[:, at] for at in range(4)], dim=1))
-    assert torch.equal(build_mix("last", 1)(x[:, :1]), x[:, 0])

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -90,28 +90,21 @@ class BiLSTM(nn.Module):
         self, x: Float[Tensor, "tokens width"], layout: Layout
     ) -> Float[Tensor, "tokens hidden"]:
         """Read each sequence by itself."""
-        order, sizes = by_time(layout)
+        lengths = torch.tensor(layout.lengths, dtype=torch.int64)
+        # Tokens by time step, longer sequences first: both in one number to sort by.
+        rank = torch.empty_like(lengths)
+        rank[torch.argsort(lengths, descending=True, stable=True)] = torch.arange(len(lengths))
+        steps, owner = layout.positions, layout.sequence_ids
+        order = torch.argsort(steps * len(lengths) + rank.to(owner.device)[owner])
+        sizes = torch.bincount(steps, minlength=layout.max_seqlen).cpu()
         inputs = x[order]
         if inputs.is_cuda:
-            # Autocast would run cuDNN in fp16 whatever precision was asked for, and gradients
-            # would vanish.
-            with torch.autocast("cuda", enabled=False):
-                inputs = inputs.to(next(self.lstm.parameters()).dtype)
-                outputs = self.lstm(PackedSequence(inputs, sizes))[0].data
-        else:
+            inputs = inputs.to(next(self.lstm.parameters()).dtype)
+        # Autocast would run cuDNN in fp16 whatever precision was asked for, and gradients would
+        # vanish.
+        with torch.autocast("cuda", enabled=False):
             outputs = self.lstm(PackedSequence(inputs, sizes))[0].data
         return torch.empty_like(outputs).index_copy(0, order, outputs)
-
-
-def by_time(layout: Layout) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " steps"]]:
-    """Return the tokens by time step, longer sequences first, and each step's size on the CPU."""
-    lengths = torch.tensor(layout.lengths, dtype=torch.int64)
-    rank = torch.empty_like(lengths)
-    rank[torch.argsort(lengths, descending=True, stable=True)] = torch.arange(len(lengths))
-    steps, owner = layout.positions, layout.sequence_ids
-    # Sort by step, then by rank: both in one number.
-    key = steps * len(lengths) + rank.to(owner.device)[owner]
-    return torch.argsort(key), torch.bincount(layout.positions, minlength=layout.max_seqlen).cpu()
 
 
 def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
@@ -147,11 +140,6 @@ class LayerSum(nn.Module):
     def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens width"]:
         """Return one vector of each token's layers."""
         return self.scale * torch.einsum("tlw,l->tw", x, self.weights.softmax(0))
-
-
-def build_mix(choice: LayerChoice, layers: int) -> LayerSum | nn.Flatten:
-    """Return the module that makes one vector of the layers of a choice, or concatenates them."""
-    return LayerSum(layers) if choice.startswith("weighted") else nn.Flatten()
 
 
 _VALUES, _ABOUT = "features.npy", "features.json"
@@ -315,7 +303,8 @@ class FeatureTagger(TrainingModule):
         # Columns per table: one may hold more layers than another.
         self._columns = [[table.layers.index(layer) for layer in layers] for table in tables]
         width = tables[0].values.shape[2]
-        self.mix = build_mix(choice, len(layers))
+        weighted = choice.startswith("weighted")
+        self.mix = LayerSum(len(layers)) if weighted else nn.Flatten()
         self.input_dropout = Dropout(shape.dropout)
         self.lstm = BiLSTM(
             width * len(layers) if choice == "concat_last_four" else width,
