@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from bothways.core import files
 from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets, pack
 from bothways.core.errors import BothwaysError
 from bothways.core.progress import SILENT, Progress
-from bothways.core.source import Cursor, Sequence, rng
+from bothways.core.source import Cursor, Sequence, TrainingStep as ToyStep, rng
 from bothways.core.training_module import Loss, TrainingModule
 from bothways.pretraining import run as pretraining_run
 from bothways.training import parallel
@@ -88,15 +87,6 @@ def toy(dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> Toy:
     """The same weights each time."""
     torch.manual_seed(1)
     return Toy(dropout).to(dtype)
-
-
-@dataclass(frozen=True)
-class ToyStep:
-    microbatches: tuple[Batch, ...]
-    cursor: Cursor
-    tokens: int
-    sequences: int
-    epochs: float
 
 
 def sequence(epoch: int, item: int) -> Sequence:
