@@ -187,8 +187,8 @@ def test_swag_runs(place, tmp_path):
 
 
 def test_ner_averages_restarts_of_best_setting(place, tmp_path, monkeypatch):
-    points = tuple(dataclasses.replace(benchmarks.NER_POINT, batch=batch) for batch in (1, 2))
-    monkeypatch.setattr(benchmarks, "NER_GRID", points)
+    grid = benchmarks.NER_GRIDS["none"] | {"batch.n": ("1", "2")}
+    monkeypatch.setitem(benchmarks.NER_GRIDS, "paper", grid)
     heard = Heard()
     request = request_of(place, "ner", tmp_path, seeds=2, limit=2, tasks=("CoNLL-2003",))
     assert reproduce("ner", request, device="cpu", progress=heard) is not None

@@ -36,15 +36,19 @@ from bothways.hub.resolve import resolve, resolve_run
 from bothways.lab.features import LayerChoice
 from bothways.lab.features.run import BiLSTMTagger, FeatureConfig, chosen_layers
 from bothways.lab.paper import experiment
-from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, GridPoint, NotRun, Request
-from bothways.lab.sweeps.runs import write_rows
+from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, NotRun, Request
+from bothways.lab.sweeps.runs import GRIDS, Grid, write_rows
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
 
-SQUAD = {"v1.1": GridPoint(5e-5, 32, 3.0), "v2.0": GridPoint(5e-5, 48, 2.0)}
+RATE, BATCH, UNTIL = "training.optimizer.lr", "batch.n", "training.until"
+SQUAD: dict[str, Grid] = {
+    "v1.1": {RATE: ("5e-5",), BATCH: ("32",), UNTIL: ("3 epochs",)},
+    "v2.0": {RATE: ("5e-5",), BATCH: ("48",), UNTIL: ("2 epochs",)},
+}
 """The setting of each version, by its name in file names."""
 SQUAD_COLUMNS = {
     "1.1 EM": ("v1.1", "em"),
@@ -52,18 +56,15 @@ SQUAD_COLUMNS = {
     "2.0 EM": ("v2.0", "em"),
     "2.0 F1": ("v2.0", "f1"),
 }
-SWAG, SWAG_POINT = "SWAG", GridPoint(2e-5, 16, 3.0)
+SWAG = "SWAG"
+SWAG_GRID: Grid = {RATE: ("2e-5",), BATCH: ("16",), UNTIL: ("3 epochs",)}
 NER = "CoNLL-2003"
 NER_FILES = (("eng.train", "train.txt"), ("eng.testa", "valid.txt"), ("eng.testb", "test.txt"))
 """File names of the splits train, dev and test, the shared task's first."""
-NER_GRID = tuple(
-    GridPoint(rate, batch, epochs, length=512)
-    for batch in (16, 32)
-    for rate in (5e-5, 3e-5, 2e-5)
-    for epochs in (2.0, 3.0, 4.0)
-)
-NER_POINT = GridPoint(5e-5, 32, 3.0, length=512)
-"""The setting without the grid."""
+NER_GRIDS: dict[str, Grid] = {
+    "paper": {**GRIDS["paper"], "length": ("512",)},
+    "none": {RATE: ("5e-5",), BATCH: ("32",), UNTIL: ("3 epochs",), "length": ("512",)},
+}
 NER_SEEDS = 5
 LAYERS: dict[str, LayerChoice] = {
     "embeddings": "embeddings",
@@ -96,7 +97,7 @@ def squad_plan(request: Request) -> BenchmarkPlan:
                 rows.append({**row, "context": question.context, "answers": answers})
             file = request.out / "data" / f"train-{version}-{request.limit}.jsonl"
             train = str(write_rows(file, rows))
-        grid = experiment.grid_settings(request, task, [SQUAD[version]], train, dev)
+        grid = experiment.grid_settings(request, task, SQUAD[version], train, dev)
         experiments.append(Experiment(version, grid, request.seeds or 1))
     return BenchmarkPlan(
         "SQuAD (sections 4.2 and 4.3, tables 2 and 3)",
@@ -128,7 +129,7 @@ def swag_plan(request: Request) -> BenchmarkPlan:
             data, limit = request.out / "data", request.limit
             train = str(write_rows(data / f"train-{limit}.jsonl", rows(train, limit)))
             dev = str(write_rows(data / "val.jsonl", rows(dev)))
-        grid = experiment.grid_settings(request, task, [SWAG_POINT], train, dev)
+        grid = experiment.grid_settings(request, task, SWAG_GRID, train, dev)
         entry = Experiment(SWAG, grid, request.seeds or 1)
     return BenchmarkPlan(
         "SWAG (section 4.4, table 4)",
@@ -175,8 +176,7 @@ def _entities(name: str, request: Request) -> Experiment | NotRun:
     task = dataclasses.replace(TaggingTask(), context="document")
     seeds = request.seeds or NER_SEEDS
     if name == NER:
-        points = NER_GRID if request.grid == "paper" else (NER_POINT,)
-        grid = experiment.grid_settings(request, task, points, train, dev)
+        grid = experiment.grid_settings(request, task, NER_GRIDS[request.grid], train, dev)
         return Experiment(NER, grid, seeds, "mean", {} if test is None else {"test": test})
     # Overrides are not applied: they are settings of fine-tuning.
     try:
@@ -293,9 +293,8 @@ TASKS_OF_GLUE = (
 )
 """The tasks in the order of table 1, then WNLI."""
 
-RATES = (5e-5, 4e-5, 3e-5, 2e-5)
-DEFAULT_RATE = 2e-5
-"""The rate without a grid: that of google-research/bert's examples for GLUE."""
+RATES = {"paper": ("5e-5", "4e-5", "3e-5", "2e-5"), "none": ("2e-5",)}
+"""Without the paper's grid, the rate of google-research/bert's examples for GLUE."""
 
 COLUMNS = {
     "MNLI-m": ("MNLI", "accuracy"),
@@ -334,11 +333,10 @@ def glue_plan(request: Request) -> BenchmarkPlan:
         written = {split: write_split(task, split, request) for split in splits}
         dev, *further_dev = task.dev
         columns = TextColumns("text", "text_b" if "text_b" in task.columns else None, "label")
-        rates = RATES if request.grid == "paper" else (DEFAULT_RATE,)
         grid = experiment.grid_settings(
             request,
             TASKS["classify" if task.labels else "regress"]().with_columns(columns),
-            [GridPoint(rate, 32, 3.0) for rate in rates],
+            {RATE: RATES[request.grid], BATCH: ("32",), UNTIL: ("3 epochs",)},
             written["train"][0],
             written[dev][0],
             task.metric,

@@ -22,16 +22,22 @@ from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.files import local_path
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import quantity
-from bothways.data.loader import ExampleBudget
 from bothways.data.text_io import COMPRESSED
 from bothways.finetuning.config import FinetuneConfig, paper_finetuning
 from bothways.finetuning.data import fingerprints
 from bothways.hub.provenance import digest_of_model
 from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
-from bothways.lab.sweeps.runs import FinetuneRun, Run, Series, SweepFolder, SweepOutcome, run_all
+from bothways.lab.sweeps.runs import (
+    FinetuneRun,
+    Grid,
+    Run,
+    Series,
+    SweepFolder,
+    SweepOutcome,
+    grid_cells,
+    run_all,
+)
 from bothways.tasks.catalogue import Trainable
-from bothways.training.optimizers import BertAdam
-from bothways.training.schedules import Epochs
 
 
 @dataclass(frozen=True)
@@ -204,45 +210,32 @@ class BenchmarkPlan:
     seeds: int | None = 1
 
 
-@dataclass(frozen=True)
-class GridPoint:
-    """A setting of the paper's grid; `length` is in tokens, None for the task's default."""
-
-    rate: float
-    batch: int
-    epochs: float
-    length: int | None = None
-
-
 def grid_settings(
     request: Request,
     task: Trainable,
-    points: Iterable[GridPoint],
+    grid: Grid,
     train: Path | str,
     dev: Path | str,
     metric: str | None = None,
 ) -> tuple[FinetuneConfig, ...]:
-    """Return the settings of one run per point; points that the overrides make equal are merged.
+    """Return the settings of each run of a grid; cells that the overrides make equal are merged.
 
     A run is scored once, at its end, as in google-research/bert.
     """
-    method, grid = paper_finetuning(task), dict[FinetuneConfig, None]()
-    for point in points:
-        until, optimizer = Epochs(point.epochs), BertAdam(lr=point.rate)
-        base = dataclasses.replace(
-            method,
-            training=dataclasses.replace(
-                method.training, until=until, optimizer=optimizer, evaluate=None
-            ),
-            batch=ExampleBudget(point.batch),
-            metric=metric,
-            length=point.length or method.length,
-            model=request.model,
-            train=str(train),
-            dev=str(dev),
-        )
-        grid[configs.load(FinetuneConfig, base=base, overrides=request.overrides)] = None
-    return tuple(grid)
+    method = paper_finetuning(task)
+    base = dataclasses.replace(
+        method,
+        training=dataclasses.replace(method.training, evaluate=None),
+        metric=metric,
+        model=request.model,
+        train=str(train),
+        dev=str(dev),
+    )
+    cells = (
+        configs.load(FinetuneConfig, base=settings, overrides=request.overrides)
+        for _, settings in grid_cells(base, grid)
+    )
+    return tuple(dict.fromkeys(cells))
 
 
 @dataclass(frozen=True)
