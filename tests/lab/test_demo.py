@@ -49,13 +49,6 @@ def test_no_text_is_in_two_splits(folder):
     assert (len(asked), len(judged), asked & judged) == (36, 12, set())
 
 
-def test_the_raw_text_has_every_character_of_the_labelled_texts(folder):
-    raw = {*"".join(path.read_text("utf8").lower() for path in (folder / "text").iterdir())}
-    for name in ("train.tsv", "tickets.csv", "choices.csv", "sts.tsv", "queries.txt", "texts.txt"):
-        labelled = {*(folder / name).read_text("utf8").lower()} - {*'\t"-_'}
-        assert labelled <= raw, name
-
-
 def test_the_commands_have_every_task(folder, tmp_path, capsys):
     tasks = {
         words[words.index("--task") + 1] for words in map(str.split, COMMANDS) if "--task" in words
