@@ -111,10 +111,9 @@ def whole_place(place) -> Path:
 
 
 def test_every_command_is_run_here():
-    groups = {"tokenizer": cli.tokenizer, "corpus": cli.corpus, "reproduce": cli.reproduce}
-    names = {name for name in app if not name.startswith("-")} - groups.keys()
-    for group, verbs in groups.items():
-        names |= {f"{group} {name}" for name in verbs if not name.startswith("-")}
+    names = {name for name in app if not name.startswith("-")} - cli.PARENTS.keys()
+    for parent, verbs in cli.PARENTS.items():
+        names |= {f"{parent} {name}" for name in verbs if not name.startswith("-")}
     assert names == QUICK.keys() | SLOW.keys() | SERVERS.keys() | ELSEWHERE
 
 

@@ -10,7 +10,6 @@ import codecs
 import contextlib
 import difflib
 import errno
-import itertools
 import os
 import signal
 import stat
@@ -113,9 +112,10 @@ _HELP = {
     "corpus": "Build a memory-mapped corpus from text, and inspect it.",
     "reproduce": "Run published experiments and compare with the published results.",
 }
-tokenizer, corpus, reproduce = (App(name=name, help=text) for name, text in _HELP.items())
-tokenizer.group = corpus.group = _GROUPS["Data"]
-reproduce.group, tokenizer.sort_key = _GROUPS["Learn"], 0
+PARENTS = {name: App(name=name, help=text) for name, text in _HELP.items()}
+"""The commands that have commands of their own."""
+PARENTS["tokenizer"].group = PARENTS["corpus"].group = _GROUPS["Data"]
+PARENTS["reproduce"].group, PARENTS["tokenizer"].sort_key = _GROUPS["Learn"], 0
 # The commands by group, with their module in bothways.cli and an example; the docstring of the
 # function is the help.
 _COMMANDS = {
@@ -125,6 +125,18 @@ _COMMANDS = {
         "show": ("inspection", 'bert-base-uncased "my dog is cute" "he likes playing"'),
         "describe": ("inspection", "bert-base --length 512"),
         "settings": ("inspection", "training.optimizer --command pretrain"),
+        "reproduce glue": ("lab", "--model bert-base-uncased --data glue"),
+        "reproduce squad": ("lab", "--model bert-base-uncased --data squad"),
+        "reproduce swag": ("lab", "--model bert-base-uncased --data swag"),
+        "reproduce ner": ("lab", "--model bert-base-cased --data conll"),
+        "reproduce pretraining": ("lab", "bert-5 --text articles --data glue --dry-run"),
+    },
+    "Data": {
+        "tokenizer train": ("data", "articles --size 30000 --out tokenizer"),
+        "tokenizer encode": ("data", "text.txt --tokenizer bert-base-uncased"),
+        "tokenizer report": ("data", "text.txt --tokenizer bert-base-uncased"),
+        "corpus build": ("data", "articles --tokenizer bert-base-uncased --out corpus"),
+        "corpus inspect": ("data", "corpus"),
     },
     "Pre-train": {
         "plan": ("training", "bert-base --tokens 3e9 --hardware h100"),
@@ -158,40 +170,17 @@ _COMMANDS = {
         "convert": ("deploy", "uncased_L-12_H-768_A-12 --out bert-base-uncased"),
     },
 }
-_TOKENIZER = {
-    "train": ("data", "articles --size 30000 --out tokenizer"),
-    "encode": ("data", "text.txt --tokenizer bert-base-uncased"),
-    "report": ("data", "text.txt --tokenizer bert-base-uncased"),
-}
-_CORPUS = {
-    "build": ("data", "articles --tokenizer bert-base-uncased --out corpus"),
-    "inspect": ("data", "corpus"),
-}
-_REPRODUCE = {
-    "glue": ("lab", "--model bert-base-uncased --data glue"),
-    "squad": ("lab", "--model bert-base-uncased --data squad"),
-    "swag": ("lab", "--model bert-base-uncased --data swag"),
-    "ner": ("lab", "--model bert-base-cased --data conll"),
-    "pretraining": ("lab", "bert-5 --text articles --data glue --dry-run"),
-}
-_APPS = (
-    (app, _COMMANDS),
-    (tokenizer, {"": _TOKENIZER}),
-    (corpus, {"": _CORPUS}),
-    (reproduce, {"": _REPRODUCE}),
-)
-for _app, _groups in _APPS:
-    _words = "bothways" if _app is app else f"bothways {_app.name[0]}"
-    for _group, _commands in _groups.items():
-        for _order, (_name, (_module, _example)) in enumerate(_commands.items()):
-            _app.command(
-                f"bothways.cli.{_module}:{_name.replace('-', '_')}",
-                name=_name,
-                group=_GROUPS.get(_group),
-                sort_key=_order,
-                help_epilogue=f"Example: `{_words} {_name} {_example}`",
-            )
-for _app in (tokenizer, corpus, reproduce):
+for _group, _commands in _COMMANDS.items():
+    for _order, (_name, (_module, _example)) in enumerate(_commands.items()):
+        _parent, _, _verb = _name.rpartition(" ")
+        PARENTS.get(_parent, app).command(
+            f"bothways.cli.{_module}:{_verb.replace('-', '_')}",
+            name=_verb,
+            group=None if _parent else _GROUPS[_group],
+            sort_key=_order,
+            help_epilogue=f"Example: `bothways {_name} {_example}`",
+        )
+for _app in PARENTS.values():
     app.command(_app)
 app.register_install_completion_command(group=_GROUPS["Help"])
 app["--help"].group = app["--version"].group = _GROUPS["Help"]
@@ -199,10 +188,10 @@ app["--help"].group = app["--version"].group = _GROUPS["Help"]
 
 def import_for_help(words: list[str]) -> None:
     """Import all commands if these words ask for help, which lists the first line of each."""
-    if {"--help", "-h"} & {*words} or words in ([], ["tokenizer"], ["corpus"], ["reproduce"]):
-        for group, commands in _APPS:
-            for name in itertools.chain(*commands.values()):
-                _ = group[name]
+    if {"--help", "-h"} & {*words} or words in ([], *([name] for name in PARENTS)):
+        for parent in (app, *PARENTS.values()):
+            for name in parent:
+                _ = parent[name]
 
 
 def _expand_home(word: str) -> str:
