@@ -209,7 +209,7 @@ def _build(
 
 
 def _take_turn(device: torch.device) -> Turn:
-    """Run two updates, of which the second is timed."""
+    """Time the second of two updates."""
     _UPDATE[0]()  # untimed: other contenders have evicted the caches
     wait(device)
     start = time.perf_counter()

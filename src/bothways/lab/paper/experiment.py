@@ -27,16 +27,7 @@ from bothways.finetuning.config import FinetuneConfig, paper_finetuning
 from bothways.finetuning.data import fingerprints
 from bothways.hub.provenance import digest_of_model
 from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
-from bothways.lab.sweeps.runs import (
-    FinetuneRun,
-    Grid,
-    Run,
-    Series,
-    SweepFolder,
-    SweepOutcome,
-    grid_cells,
-    run_all,
-)
+from bothways.lab.sweeps import runs
 from bothways.tasks.catalogue import Trainable
 
 
@@ -213,7 +204,7 @@ class BenchmarkPlan:
 def grid_settings(
     request: Request,
     task: Trainable,
-    grid: Grid,
+    grid: runs.Grid,
     train: Path | str,
     dev: Path | str,
     metric: str | None = None,
@@ -233,7 +224,7 @@ def grid_settings(
     )
     cells = (
         configs.load(FinetuneConfig, base=settings, overrides=request.overrides)
-        for _, settings in grid_cells(base, grid)
+        for _, settings in runs.grid_cells(base, grid)
     )
     return tuple(dict.fromkeys(cells))
 
@@ -249,8 +240,8 @@ class CellOutcome:
 
     experiment: Experiment
     folder: Path
-    series: Series
-    counted: tuple[SweepOutcome, ...]
+    series: runs.Series
+    counted: tuple[runs.SweepOutcome, ...]
 
     @property
     def best(self) -> Path | None:
@@ -269,7 +260,7 @@ class CellOutcome:
 
 
 @dataclass(frozen=True)
-class FeatureRun(Run):
+class FeatureRun(runs.Run):
     """A BiLSTM on the vectors of a frozen encoder.
 
     Attributes:
@@ -286,17 +277,19 @@ class FeatureRun(Run):
         model = {"model": digest_of_model(settings.model)}
         return fingerprints(settings.task, sources) | model
 
-    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
+    def start(
+        self, folder: Path, sweep: runs.SweepFolder, progress: Progress
+    ) -> runs.SweepOutcome | None:
         """Compute the vectors, unless they are there, and train; nothing is resumed."""
         choices = [self.settings.layers]
         options: Any = {"device": sweep.device, "progress": progress}
         data = prepare_features(self.settings, self.features, choices, **options)
         done = fit_features(data, self.settings, **options)
         metrics, at = dict(done.metrics), done.progress
-        return SweepOutcome(self.name, metrics, (), "f1", "highest", at.steps, at.seconds)
+        return runs.SweepOutcome(self.name, metrics, (), "f1", "highest", at.steps, at.seconds)
 
 
-def first_runs(experiment: Experiment, folder: Path) -> list[Run]:
+def first_runs(experiment: Experiment, folder: Path) -> list[runs.Run]:
     """Return the runs that are known before any is made."""
     seeds = range(experiment.seeds if experiment.restarts == "best" else 1)
     grid = experiment.grid
@@ -305,7 +298,7 @@ def first_runs(experiment: Experiment, folder: Path) -> list[Run]:
 
 def _restart(
     experiment: Experiment, settings: FinetuneConfig | FeatureConfig, seed: int, folder: Path
-) -> Run:
+) -> runs.Run:
     """Return a run, whose name has the settings in which the runs of an experiment differ."""
     settings = dataclasses.replace(settings, seed=settings.seed + seed)
     if isinstance(settings, FeatureConfig):  # all restarts read the same vectors
@@ -313,7 +306,7 @@ def _restart(
     rate = getattr(settings.training.optimizer, "lr", 0.0)
     until = str(settings.training.until).replace(" ", "-")
     name = f"lr{rate:g}-batch{settings.batch.n}-{until}-seed{settings.seed}"
-    return FinetuneRun(name, settings, experiment.others)
+    return runs.FinetuneRun(name, settings, experiment.others)
 
 
 def run(
@@ -327,13 +320,13 @@ def run(
         ResourceError: the best run has lost its weights.
     """
     out = out / "runs" / experiment.name
-    folder = SweepFolder(out, True, device, progress, f"{experiment.name}, ", "best")
-    series = run_all(first_runs(experiment, out), folder, expected=experiment.cells)
+    folder = runs.SweepFolder(out, True, device, progress, f"{experiment.name}, ", "best")
+    series = runs.run_all(first_runs(experiment, out), folder, expected=experiment.cells)
     best, counted = series.best, [series.best]
     if series.finished and best and experiment.restarts == "mean":
         setting, next_index = experiment.grid[series.runs.index(best)], len(series.runs)
         restarts = [_restart(experiment, setting, seed, out) for seed in range(1, experiment.seeds)]
-        series = run_all(restarts, folder, series)
+        series = runs.run_all(restarts, folder, series)
         counted += series.runs[next_index:]
     if not series.finished:
         raise KeyboardInterrupt
