@@ -62,12 +62,12 @@ of refusing requests."""
 _WORDS = 20_000
 
 
-def drawn_texts(predictor: Predictor, count: int, seed: int = 0) -> list[str]:
+def drawn_texts(predictor: Predictor, count: int) -> list[str]:
     """Draw texts of random words of a model's vocabulary, as long as sentences and queries are.
 
     The number of words is log-normal: 12 in the median, 3 to 45 for 90 % of the texts.
     """
-    draw, tokenizer = random.Random(seed), predictor.task_model.tokenizer
+    draw, tokenizer = random.Random(0), predictor.task_model.tokenizer
     tokens = map(tokenizer.token, range(min(tokenizer.size, _WORDS)))
     words = [word for word in tokens if word.isalpha() and word.islower()] or ["a"]
     lengths = (round(draw.lognormvariate(2.5, 0.8)) for _ in range(count))

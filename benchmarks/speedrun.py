@@ -19,7 +19,7 @@ import re
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -393,17 +393,17 @@ def _curve(file: Path) -> list[list[float]]:
     return [[float(r[name]) for name in names] for r in records if METRIC in r]
 
 
-def _commit(run: Callable[..., Any] = subprocess.run) -> str | None:
+def _commit() -> str | None:
     """Return the commit of a checkout of the library; None for an installed one."""
     command = ["git", "-C", str(Path(bothways.__file__).parent), "rev-parse", "HEAD"]
     try:
-        done = run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return str(done.stdout).strip()
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Make a record, and print the result of each run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("overrides", nargs="*", metavar="SETTING=VALUE")
@@ -418,7 +418,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="number of runs")
     parser.add_argument("--target", type=float, default=5.0, help="held-out loss in nats")
     parser.add_argument("--device", default="auto")
-    options = parser.parse_intermixed_args(words)
+    options = parser.parse_intermixed_args()
     track: LossTrack | PairTrack
     if options.blimp is None:
         track = LossTrack(options.held_out, options.target)

@@ -25,8 +25,8 @@ def alive(pid: int) -> bool:
     return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def assert_they_end(pids: Iterable[int], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
+def assert_they_end(pids: Iterable[int]) -> None:
+    deadline = time.monotonic() + 10
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not [pid for pid in pids if alive(pid)]

@@ -28,13 +28,11 @@ class FakeBuilder:
         return self.load(self.repository, self.name, split=split, streaming=True)
 
 
-def fake_hub(
-    monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any], commit: str = "0a1b2c"
-) -> None:
+def fake_hub(monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any]) -> None:
     """Let `load` return the rows of all data sets."""
     import datasets
 
     def find(repository: str, name: str | None = None, revision: str | None = None) -> FakeBuilder:
-        return FakeBuilder(load, repository, name, revision or commit)
+        return FakeBuilder(load, repository, name, revision or "0a1b2c")
 
     monkeypatch.setattr(datasets, "load_dataset_builder", find)

@@ -221,10 +221,8 @@ def theirs(folder: Path, example: Any) -> np.ndarray:
                 return model(**read(*texts, return_tensors="pt")).logits[0].numpy()
 
 
-def assert_opens_as_it_was(
-    folder: Path, task: TaskModel[Any, Any], examples: list[Any], name: str | None = None
-) -> None:
-    opened = open_task_model(str(folder), name, device="cpu")
+def assert_opens_as_it_was(folder: Path, task: TaskModel[Any, Any], examples: list[Any]) -> None:
+    opened = open_task_model(str(folder), device="cpu")
     assert opened.task == task.task
     again = [prediction.to_json() for _, prediction in predict(opened, examples)]
     assert again == [prediction.to_json() for _, prediction in predict(task, examples)]

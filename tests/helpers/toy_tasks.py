@@ -50,13 +50,11 @@ def make_choices(count: int, seed: int = 0) -> list[ChoiceExample]:
     return examples
 
 
-def make_sentences(
-    count: int, seed: int = 0, labels: tuple[str, ...] = TAGS, longest: int = 30
-) -> list[TagExample]:
+def make_sentences(count: int, seed: int = 0, labels: tuple[str, ...] = TAGS) -> list[TagExample]:
     """Sentences of words of one to three tokens."""
     draw, examples = random.Random(seed), []
     for number in range(count):
-        size = draw.randint(1, longest)
+        size = draw.randint(1, 30)
         words = tuple(draw.choice(WORDS) + draw.choice(("", "s", "-", "ss")) for _ in range(size))
         examples.append(TagExample(words, tuple(draw.choices(labels, k=size)), f"made:{number}"))
     return examples

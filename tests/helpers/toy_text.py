@@ -127,12 +127,10 @@ GOOGLE_RANGES = (
 )  # fmt: skip
 
 
-def google_tokens(text: str, vocab: set[str], *, lowercase: bool, longest: int = 200) -> list[str]:
-    """google-research/bert's FullTokenizer from its description; `longest` is its cap on the characters of a word."""
+def google_tokens(text: str, vocab: set[str], *, lowercase: bool) -> list[str]:
+    """google-research/bert's FullTokenizer from its description."""
     return [
-        piece
-        for word in _google_words(text, lowercase)
-        for piece in _google_pieces(word, vocab, longest)
+        piece for word in _google_words(text, lowercase) for piece in _google_pieces(word, vocab)
     ]
 
 
@@ -158,9 +156,9 @@ def _is_mark(character: str) -> bool:
     return ascii_mark or unicodedata.category(character).startswith("P")
 
 
-def _google_pieces(word: str, vocab: set[str], longest: int) -> list[str]:
+def _google_pieces(word: str, vocab: set[str]) -> list[str]:
     pieces, start = [], 0
-    while start < len(word) <= longest:
+    while start < len(word) <= 200:  # its cap on the characters of a word
         prefix = "##" if start else ""
         ends = (end for end in range(len(word), start, -1) if prefix + word[start:end] in vocab)
         end = next(ends, None)

@@ -503,9 +503,7 @@ class ScalingFit:
 
 
 def fit_scaling(
-    losses: Float64[np.ndarray, " runs"],
-    sizes: Mapping[str, Float64[np.ndarray, " runs"]],
-    seed: int = 0,
+    losses: Float64[np.ndarray, " runs"], sizes: Mapping[str, Float64[np.ndarray, " runs"]]
 ) -> ScalingFit:
     """Fit the losses of runs, in nats."""
     levels = {
@@ -528,7 +526,7 @@ def fit_scaling(
     fitted = _design(scaled, powers) @ linear
     residuals, freedom = losses - fitted, len(losses) - 2 * len(names) - 1
     spread = residuals * math.sqrt(len(losses) / freedom)
-    draws = np.random.default_rng(seed)
+    draws = np.random.default_rng(0)
     noisy = (fitted + draws.choice(spread, len(losses)) for _ in range(RESAMPLES))
     samples = [np.concatenate(_solve(scaled, values, powers)) for values in noisy]
     low, high = np.quantile(np.array(samples), [0.025, 0.975], axis=0)

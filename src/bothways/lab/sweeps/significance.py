@@ -100,7 +100,6 @@ def compare_runs(
     *,
     task: str | None = None,
     device: str = "auto",
-    seed: int = 0,
     progress: Progress = SILENT,
 ) -> ModelComparison:
     """Grade both models on the same labelled examples.
@@ -133,7 +132,7 @@ def compare_runs(
         fix = "Name the columns, so that both read the same texts and labels."
         raise DataError(message, where=source, fix=fix)
     (one, left), (other, right) = results
-    return contrast(one, other, left, right, seed)
+    return contrast(one, other, left, right)
 
 
 def default_task(folder: str) -> str:
@@ -153,13 +152,12 @@ def contrast(
     b: Side,
     left: Float64[np.ndarray, " examples"],
     right_scores: Float64[np.ndarray, " examples"],
-    seed: int = 0,
 ) -> ModelComparison:
     """Compare grades per example."""
     from scipy import __version__ as version, stats
 
     difference, count = right_scores - left, len(left)
-    batch, draws = max(1, _HELD // count), np.random.default_rng(seed)
+    batch, draws = max(1, _HELD // count), np.random.default_rng(0)
     if not difference.any():
         return ModelComparison(a, b, count, 0.0, 0.0, (0.0, 0.0), 1.0)
     # The argument's name changed in SciPy 1.15.
