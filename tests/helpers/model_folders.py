@@ -11,8 +11,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bothways.core.batch import Batch, Layout
+import family_peers
+from bert_peers import draw_input
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
+from bothways.model.families.catalogue import FAMILIES
 from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -78,43 +80,17 @@ def own(name: str, stem: str = "Bert") -> Model:
     return perturb(Model(config, CLASSES[name]), 0.2).eval()
 
 
+TEXT = draw_input(EncoderConfig(VOCAB, WIDTH, 2, 2, 24), LENGTHS)
+
+
 def outputs(model: Model) -> list[Tensor]:
-    """All that the heads give, on fixed text: the padded rectangle of transformers without its padding."""
-    ids, segments, _ = text()
-    kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    batch = Batch(ids[kept], segments[kept], Layout.of(LENGTHS))
-    x = model.encoder(batch).last
-    pooled = model.heads["pooler"](x, batch.layout) if "pooler" in model.heads else None
-    found = (
-        [model.heads["masked"](x, model.encoder.embedding.token.weight)]
-        if "masked" in model.heads
-        else []
-    )
-    found += [model.heads[kind](pooled) for kind in ("pair", "labels") if kind in model.heads]
-    return found or [x, pooled]
-
-
-def text() -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (len(LENGTHS), max(LENGTHS))
-    kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    return (
-        torch.randint(1, VOCAB, shape, generator=generator),
-        torch.randint(2, shape, generator=generator),
-        kept,
-    )
+    """All that the heads give, on fixed text."""
+    return family_peers.outputs(model, TEXT.batch)
 
 
 def peer_outputs(model: Any) -> list[Tensor]:
-    ids, segments, kept = text()
-    theirs = model(input_ids=ids, token_type_ids=segments, attention_mask=kept.long())
-    if type(model).__name__.endswith("Model"):
-        return [theirs.last_hidden_state[kept], theirs.pooler_output]
-    first = theirs[0]
-    return [
-        first[kept] if first.dim() == 3 else first,
-        *([theirs[1]] if type(model).__name__.endswith("ForPreTraining") else []),
-    ]
+    classes = {a.name: a for family in FAMILIES for a in family.architectures}
+    return family_peers.answers(model(**TEXT.padded), classes[type(model).__name__], TEXT.kept)
 
 
 def assert_same_outputs(found: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-5) -> None:

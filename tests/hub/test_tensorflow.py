@@ -21,7 +21,7 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
 from bundle_writer import write_checkpoint
 from commands import run_line
-from model_folders import VOCAB, assert_same_outputs, outputs, peer_outputs, text
+from model_folders import TEXT, VOCAB, assert_same_outputs, outputs, peer_outputs
 from protobuf_writer import field, varint
 from random_weights import perturb
 
@@ -122,10 +122,9 @@ def same_model(found: Any, wanted: Any) -> None:
     theirs = found.state_dict()
     assert theirs.keys() == wanted.state_dict().keys()
     assert all(torch.equal(theirs[name], tensor) for name, tensor in wanted.state_dict().items())
-    ids, segments, kept = text()
-    given = {"input_ids": ids, "token_type_ids": segments, "attention_mask": kept.long()}
     with torch.no_grad():
-        pairs = zip(found(**given).to_tuple(), wanted(**given).to_tuple(), strict=True)
+        models = (found, wanted)
+        pairs = zip(*(model(**TEXT.padded).to_tuple() for model in models), strict=True)
         for one, other in pairs:
             torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
