@@ -1,16 +1,13 @@
 """What is printed is what it is: brackets in names are no markup."""
 
 import io
-from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from bothways.cli import lab, training
 from bothways.cli.options import metric_table
 from bothways.core.terminal import say, show_lines
-from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.text.trainers import WordPiece, train_vocabulary
 from commands import run_line
 
@@ -46,17 +43,6 @@ def test_a_table_of_metrics_of_several_models():
     assert shown(metric_table("", {"value": {"tokens": 1950}}))[1] == ["tokens", "1,950"]
     plain = metric_table("", {"": METRICS}, "", lambda name, value: f"{value:.0%}")
     assert shown(plain) == [["f1", "25%"], ["f1/[/x]", "100%"]]
-
-
-def test_types_of_entities_may_have_brackets():
-    done: Any = SimpleNamespace(layers="weighted_all", metrics=METRICS, shares=(0.75, 0.25))
-    rows = [["share of layer 1 of 2", "0.7500"], ["share of layer 2 of 2", "0.2500"]]
-    assert shown(lab._feature_table(done))[1:] == [["f1", "0.2500"], ["f1/[/x]", "1.0000"], *rows]
-    series = Series((SweepOutcome("lr[/x]", METRICS, (), "f1/[/x]", "highest"),))
-    assert shown(training._series_table(series))[:2] == [
-        ["run", "f1/[/x]", "failed"],
-        ["lr[/x] (best)", "1.0000", ""],
-    ]
 
 
 def test_folders_may_have_brackets(tmp_path, monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import sys
 
 import pytest
@@ -29,17 +28,6 @@ def test_output_is_written_in_any_encoding_and_width(
     sys.stdout.flush()
     assert shown in written.getvalue().decode("latin-1")
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
-def test_a_closed_stream_is_replaced(stream, monkeypatch):
-    monkeypatch.setattr(sys, stream, None)
-    monkeypatch.setattr(cli, "app", lambda words, **_: print("result"))
-    monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
-    cli.main()
-    replaced = getattr(sys, stream)
-    assert replaced.name == os.devnull
-    replaced.close()
 
 
 def test_characters_that_the_encoding_lacks_stay_valid_json(monkeypatch):

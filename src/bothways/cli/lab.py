@@ -21,7 +21,6 @@ from bothways.lab.features import LayerChoice
 
 if TYPE_CHECKING:
     from bothways.core.report.sections import TableSection
-    from bothways.lab.features.run import FeatureResult
     from bothways.lab.paper.run import Benchmark
 
 
@@ -120,16 +119,11 @@ def features(
     if json:
         print(dumps({"layers": layers, "metrics": dict(done.metrics), "shares": list(done.shares)}))
     else:
-        options.show_tables(_feature_table(done))
-
-
-def _feature_table(done: FeatureResult) -> options.CommandTable:
-    shares = {
-        f"share of layer {index} of {len(done.shares)}": share
-        for index, share in enumerate(done.shares, 1)
-    }
-    values, title = {**done.metrics, **shares}, f"Frozen features: {done.layers}"
-    return options.metric_table(title, {"value": values}, "metric on the dev data")
+        values, count = dict(done.metrics), len(done.shares)
+        for layer, share in enumerate(done.shares, 1):
+            values[f"share of layer {layer} of {count}"] = share
+        title, head = f"Frozen features: {done.layers}", "metric on the dev data"
+        options.show_tables(options.metric_table(title, {"value": values}, head))
 
 
 def bench(

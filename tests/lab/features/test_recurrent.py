@@ -47,27 +47,6 @@ def test_a_gpu_reads_in_the_precision_of_the_weights(dtype, monkeypatch):
     assert seen == [(False, torch.float32)]
 
 
-def test_the_cell_is_the_textbooks():
-    ours = BiLSTM(4, 3, layers=1).double()
-    x = torch.randn(6, 4, dtype=torch.float64)
-    weights = {name: value.detach().numpy() for name, value in ours.lstm.named_parameters()}
-
-    def read(rows: np.ndarray, end: str) -> np.ndarray:
-        h, c, result = np.zeros(3), np.zeros(3), []
-        for row in rows:
-            gates = weights[f"weight_ih_l0{end}"] @ row + weights[f"bias_ih_l0{end}"]
-            gates = gates + weights[f"weight_hh_l0{end}"] @ h + weights[f"bias_hh_l0{end}"]
-            i, f, g, o = np.split(gates, 4)
-            c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-            h = np.tanh(c) / (1 + np.exp(-o))
-            result.append(h)
-        return np.array(result)
-
-    rows = x.numpy()
-    expected = np.concatenate([read(rows, ""), read(rows[::-1], "_reverse")[::-1]], axis=1)
-    np.testing.assert_allclose(ours(x, Layout.of([6])).detach().numpy(), expected, rtol=1e-10)
-
-
 def test_dropout_is_between_layers_and_only_in_training():
     layout, x = Layout.of([3, 2]), torch.randn(5, 4)
     lstm = BiLSTM(4, 3, layers=2, dropout=0.5).train()
