@@ -78,7 +78,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
             electra is ELECTRA-small's, with a generator; roberta, albert, spanbert, deberta,
             deberta_v3 and modernbert are those of these papers, with large batches. Default: short
             for 30 minutes or less, else modern.
-        config: a TOML file with settings; the call's have priority.
+        config: a TOML file with settings; those given otherwise have priority.
         resume: continue from the newest checkpoint in `out`, or begin if there is none.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
@@ -268,7 +268,7 @@ def show(  # noqa: PLR0913 – one option per question
         layer: number of a layer, from 1, whose attention and vectors are computed for a text; the
             source is then a model.
         recipe: settings to start from, as for `pretrain`.
-        config: a TOML file with settings; the call's have priority.
+        config: a TOML file with settings; those given otherwise have priority.
         progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
         settings: settings of the run by dotted path, such as
             `**{"objective.masking.rate": 0.3}`.
@@ -473,7 +473,7 @@ def finetune(  # noqa: PLR0913 – one option per question
             folds.json and out_of_fold.jsonl.
         out: folder of the run: checkpoints, metrics, and at the end model/, a Hugging Face folder;
             in Python `None` trains in memory.
-        config: a TOML file with settings; the call's have priority.
+        config: a TOML file with settings; those given otherwise have priority.
         resume: continue from the newest checkpoint in `out`, or begin if there is none.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         seed: seed of new heads and of the order of the data; `None` for 0.
@@ -622,7 +622,7 @@ def distil(  # noqa: PLR0913 – one option per question
         recipe: losses to start from. With a corpus distilbert (the default: predictions, masked
             LM, cosine) or minilm (relations of one layer, for any width). With labelled data
             modern (the default) or paper, as for `finetune`.
-        config: a TOML file with settings; the call's have priority.
+        config: a TOML file with settings; those given otherwise have priority.
         resume: continue from the newest checkpoint in `out`, or begin if there is none.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
