@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,34 +151,24 @@ def question(at: int) -> Question:
     return Question(str(at), TEXTS[at], context, ((word, context.index(word)),), False)
 
 
+def each(make: Callable[[int, str], Any]) -> list[Any]:
+    return [make(at, text) for at, text in enumerate(TEXTS)]
+
+
+def tagged(text: str) -> TagExample:
+    words = tuple(text.split())
+    return TagExample(words, tuple("B-X" if word < "d" else "O" for word in words))
+
+
+LABELS = (("a",), ("a", "b"), ())
 TASKS: list[tuple[Trainable, list[Any]]] = [
     (ClassificationTask(), pairs(("no", "yes", "perhaps"))),
     (RegressionTask(), pairs(("0.5", "1.25", "4"))),
-    (
-        MultilabelTask(),
-        [
-            MultilabelExample(text, None, (("a",), ("a", "b"), ())[at % 3])
-            for at, text in enumerate(TEXTS)
-        ],
-    ),
-    (
-        ChoiceTask(),
-        [
-            ChoiceExample(text, (TEXTS[-at - 1], WORDS[at % 8]), at % 2)
-            for at, text in enumerate(TEXTS)
-        ],
-    ),
-    (
-        TaggingTask(),
-        [
-            TagExample(
-                tuple(text.split()), tuple("B-X" if word < "d" else "O" for word in text.split())
-            )
-            for text in TEXTS
-        ],
-    ),
-    (QuestionAnsweringTask(), [question(at) for at in range(16)]),
-]
+    (MultilabelTask(), each(lambda at, text: MultilabelExample(text, None, LABELS[at % 3]))),
+    (ChoiceTask(), each(lambda at, text: ChoiceExample(text, (TEXTS[-at - 1], WORDS[at % 8]), at % 2))),
+    (TaggingTask(), each(lambda at, text: tagged(text))),
+    (QuestionAnsweringTask(), each(lambda at, text: question(at))),
+]  # fmt: skip
 
 
 def ours(task: TaskModel[Any, Any], example: Any) -> np.ndarray:
@@ -188,37 +179,34 @@ def ours(task: TaskModel[Any, Any], example: Any) -> np.ndarray:
         return np.asarray(task.eval().outputs(pack([sequence]))[0])
 
 
+def class_of(folder: Path) -> Any:
+    """The class of transformers that a folder names."""
+    settings = json.loads((folder / "config.json").read_text())
+    return getattr(transformers, settings["architectures"][0])
+
+
 def theirs(folder: Path, example: Any) -> np.ndarray:
     """The same from the class that the folder names, with the tokenizer that transformers finds there."""
-    read = transformers.AutoTokenizer.from_pretrained(folder)
-    cls = getattr(
-        transformers, json.loads((folder / "config.json").read_text())["architectures"][0]
-    )
-    model, info = cls.from_pretrained(folder, output_loading_info=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    read = functools.partial(tokenizer, return_tensors="pt")
+    model, info = class_of(folder).from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     with torch.no_grad():
         match example:
-            case ChoiceExample():
-                rows = read(
-                    [example.context] * 2, list(example.endings), padding=True, return_tensors="pt"
-                )
-                return (
-                    model(**{name: value[None] for name, value in rows.items()}).logits[0].numpy()
-                )
-            case TagExample():
-                row = read(list(example.words), is_split_into_words=True, return_tensors="pt")
-                owners = row.word_ids(0)
-                return (
-                    model(**row)
-                    .logits[0, [owners.index(word) for word in range(len(example.words))]]
-                    .numpy()
-                )
+            case ChoiceExample(context, endings):
+                rows = read([context] * len(endings), list(endings), padding=True)
+                logits = model(**{name: value[None] for name, value in rows.items()}).logits[0]
+            case TagExample(words):
+                row = read(list(words), is_split_into_words=True)
+                first = [row.word_ids(0).index(number) for number in range(len(words))]
+                logits = model(**row).logits[0, first]
             case Question():
-                found = model(**read(example.question, example.context, return_tensors="pt"))
-                return torch.stack([found.start_logits[0], found.end_logits[0]], -1).numpy()
+                found = model(**read(example.question, example.context))
+                logits = torch.stack([found.start_logits[0], found.end_logits[0]], -1)
             case TextExample() | MultilabelExample():
                 texts = [text for text in (example.text, example.text_b) if text is not None]
-                return model(**read(*texts, return_tensors="pt")).logits[0].numpy()
+                logits = model(**read(*texts)).logits[0]
+    return logits.numpy()
 
 
 def assert_opens_as_it_was(folder: Path, task: TaskModel[Any, Any], examples: list[Any]) -> None:
@@ -234,12 +222,5 @@ def saved(family: str, heads: tuple[Head, ...], folder: Path) -> tuple[Model, To
     tokenizer = tokenizer_of(family)
     model = Model(encoder_of(family, tokenizer), heads).eval()
     save_model(folder, model, tokenizer)
-    cls = getattr(
-        transformers, json.loads((folder / "config.json").read_text())["architectures"][0]
-    )
-    return (
-        model,
-        tokenizer,
-        cls.from_pretrained(folder),
-        transformers.AutoTokenizer.from_pretrained(folder),
-    )
+    read = transformers.AutoTokenizer.from_pretrained(folder)
+    return model, tokenizer, class_of(folder).from_pretrained(folder), read
