@@ -1,6 +1,6 @@
 """Losses and gradients of a task's model and of the class of transformers that its folder opens as."""
 
-import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import toy_training
 from bothways.core.batch import Batch, pack
 from bothways.hub.model_folder import load_model, save_model
 from bothways.tasks.base import EncodedExample, TaskModel
@@ -34,20 +35,14 @@ def padded(rows: list[Tensor]) -> Tensor:
 def check_gradients(task: TaskModel[Any, Any], theirs: Any, folder: Path) -> None:
     """Their gradients, read back as a model of ours, equal ours."""
     for parameter in theirs.parameters():
-        parameter.data = (
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-        )
+        gradient = parameter.grad
+        parameter.data = torch.zeros_like(parameter) if gradient is None else gradient.clone()
     theirs.save_pretrained(folder)
     expected = load_model(folder, task.model.specification).model.state_dict()
     for name, parameter in task.model.named_parameters():
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        torch.testing.assert_close(
-            found,
-            expected[name],
-            rtol=2e-4,
-            atol=2e-6,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+        message = functools.partial("{}: {}".format, name)
+        torch.testing.assert_close(found, expected[name], rtol=2e-4, atol=2e-6, msg=message)
 
 
 def check_sum(task: TaskModel[Any, Any], inputs: list[EncodedExample]) -> None:
@@ -62,11 +57,6 @@ def check_sum(task: TaskModel[Any, Any], inputs: list[EncodedExample]) -> None:
     if whole.hits is not None:
         assert int(whole.hits) == sum(int(part.hits) for part in parts)
     sequences = [sequence for item in inputs for sequence in item.sequences]
-    void = [
-        dataclasses.replace(
-            s, targets={name: target.without_weight() for name, target in s.targets.items()}
-        )
-        for s in sequences
-    ]
+    void = [toy_training.void(sequence) for sequence in sequences]
     assert task.weights(pack(void)) == {name: 0.0}
     assert task(pack(void))[name].total.item() == 0

@@ -22,17 +22,10 @@ def shrunk(config: EncoderConfig) -> EncoderConfig:
     patterns = tuple(_small(pattern) for pattern in config.patterns)
     mlp = replace(config.mlp, dropout=0.2) if isinstance(config.mlp, Gated) else config.mlp
     dropout = replace(config.dropout, hidden=0.2, attention=0.3)
-    embedding = None if config.embedding is None else 8
     sizes: dict[str, Any] = {
-        "vocab": 50,
-        "width": 16,
-        "depth": 3,
-        "heads": 2,
-        "intermediate_size": 24,
-        "embedding": embedding,
-        "key_value_heads": config.key_value_heads and 1,
-        "pad": 0,
-    }
+        "vocab": 50, "width": 16, "depth": 3, "heads": 2, "intermediate_size": 24, "pad": 0,
+        "embedding": config.embedding and 8, "key_value_heads": config.key_value_heads and 1,
+    }  # fmt: skip
     position = config.position
     if isinstance(position, Disentangled) and position.convolution is not None:
         position = replace(position, convolution=replace(position.convolution, groups=2))
@@ -59,16 +52,11 @@ SHAPES: dict[str, EncoderConfig] = {name: shrunk(preset(name)) for name in DISTI
 
 
 def batch_for(config: EncoderConfig, lengths: list[int] = LENGTHS) -> Batch:
-    layout = Layout.of(lengths)
-    ids = torch.randint(
-        4, config.vocab, (layout.tokens,), generator=torch.Generator().manual_seed(3)
-    )
-    everywhere = (
-        layout.positions == 0
-        if isinstance(config, EncoderConfig) and config.has_global_attention
-        else None
-    )
-    return Batch(ids, torch.zeros_like(ids), layout, {}, everywhere)
+    layout, generator = Layout.of(lengths), torch.Generator().manual_seed(3)
+    ids = torch.randint(4, config.vocab, (layout.tokens,), generator=generator)
+    has_global = isinstance(config, EncoderConfig) and config.has_global_attention
+    chosen = layout.positions == 0 if has_global else None
+    return Batch(ids, torch.zeros_like(ids), layout, {}, chosen)
 
 
 def kept_bytes(model: Model, batch: Batch) -> int:

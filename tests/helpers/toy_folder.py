@@ -44,21 +44,12 @@ def make_folder(
     from transformers import BertConfig, BertForPreTraining
 
     torch.manual_seed(seed)
-    config = BertConfig(
-        **{
-            "vocab_size": vocab,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-            "max_position_embeddings": 32,
-            "hidden_dropout_prob": dropout,
-            "attention_probs_dropout_prob": dropout,
-            "initializer_range": 0.1,
-            **changes,
-        }
-    )
-    BertForPreTraining(config).save_pretrained(folder)
+    settings = {
+        "vocab_size": vocab, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 64, "max_position_embeddings": 32, "initializer_range": 0.1,
+        "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
+    }  # fmt: skip
+    BertForPreTraining(BertConfig(**(settings | changes))).save_pretrained(folder)
     make_tokenizer(folder).save(folder)
     return folder
 

@@ -56,17 +56,10 @@ def predictor(
         "rerank": ("relevance",),
         "tag": ("O", "B-X", "I-X"),
     }.get(name, ("neg", "pos"))
-    heads = (
-        PoolerHead(),
-        MaskedHead(),
-        SpanHead(),
-        ChoiceHead(),
-        LabelHead(len(labels)),
-        TagHead(3),
-    )
+    heads = (PoolerHead(), MaskedHead(), SpanHead(), ChoiceHead(), LabelHead(len(labels)))
     loaded = load_model(folder)
     torch.manual_seed(4)
-    model = Model(loaded.model.config, heads, loaded.model.encoder).to(device)
+    model = Model(loaded.model.config, (*heads, TagHead(3)), loaded.model.encoder).to(device)
     task_model = definition.bind(model, loaded.tokenizer(), labels, length)
     return Predictor(
         task_model, precision, batch_invariant=batch_invariant, reopen=lambda: task_model
