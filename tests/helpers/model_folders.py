@@ -67,16 +67,8 @@ def folder_of(
 
 def own(name: str, stem: str = "Bert") -> Model:
     torch.manual_seed(2)
-    config = EncoderConfig(
-        vocab=VOCAB,
-        width=WIDTH,
-        depth=2,
-        heads=2,
-        intermediate_size=24,
-        position=Learned(20),
-        order=ORDERS[stem],
-        activation="gelu_tanh",
-    )
+    changes = {"position": Learned(20), "order": ORDERS[stem], "activation": "gelu_tanh"}
+    config = EncoderConfig(VOCAB, WIDTH, 2, 2, 24, **changes)
     return perturb(Model(config, CLASSES[name]), 0.2).eval()
 
 

@@ -190,6 +190,7 @@ def run_toy(
     training: Training = TRAINING,
     training_module: Toy | None = None,
     *,
+    plan: parallel.Plan = SINGLE,
     until: Duration | None = None,
     phases: list[TrainingPhase] | None = None,
     **options: Any,
@@ -197,7 +198,7 @@ def run_toy(
     """Train a toy on endless steps, or on those of `phases`; a folder has no settings."""
     store = FolderStore(store, {}) if isinstance(store, Path) else store
     phases = phases or [TrainingPhase(until or training.end, steps)]
-    run = TrainingRun(training_module or toy(), phases, training, SINGLE, store, **options)
+    run = TrainingRun(training_module or toy(), phases, training, plan, store, **options)
     return run.train()
 
 
@@ -223,24 +224,16 @@ def session(
             yield step
 
     def heldout(progress: Progress) -> dict[str, float]:
-        scores = evaluate_losses(
-            training_module, [next(steps(Cursor(9), 4, 1, plan.rank, plan.world))], plan
-        )
+        step = next(steps(Cursor(9), 4, 1, plan.rank, plan.world))
+        scores = evaluate_losses(training_module, [step], plan)
         return {"heldout/loss": scores.losses["masked"]}
 
     phases = [
         TrainingPhase(Steps(8), functools.partial(data, 5, 0)),
         TrainingPhase(Steps(14), functools.partial(data, 4, 8)),
     ]
-    state = TrainingRun(
-        training_module,
-        phases,
-        training,
-        plan,
-        FolderStore(folder, CONFIG),
-        evaluation=heldout,
-        progress=progress,
-    ).train()
+    store, options = FolderStore(folder, CONFIG), {"evaluation": heldout, "progress": progress}
+    state = run_toy(store, training, training_module, plan=plan, phases=phases, **options)
     if state.steps == 14 and plan.rank == 0:
         torch.save(training_module.state_dict(), folder / "final.pt")
     return state
@@ -300,24 +293,16 @@ def _collective(plan: parallel.Plan) -> dict[str, object]:
         # Two microbatches on rank 0, one on rank 1.
         mine = steps(Cursor(), size, 2 - plan.rank, plan.rank, 2)
         found[name] = fit_toy(toy(dtype=torch.float64), mine, count, plan, config)
-    scores = evaluate_losses(
-        toy(dtype=torch.float64),
-        [next(steps(Cursor(), 7, 2, plan.rank, 2))],
-        plan,
-        precision="fp32",
-    )
+    step = next(steps(Cursor(), 7, 2, plan.rank, 2))
+    scores = evaluate_losses(toy(dtype=torch.float64), [step], plan, precision="fp32")
     found["scores"] = dataclasses.asdict(scores)
     # In another order on each rank.
     found["total"] = parallel.sum_over_ranks(
         plan, {"b": float(plan.rank), "a": 10.0} if plan.rank else {"a": 10.0, "b": 0.0}
     )
     try:
-        fit_toy(
-            broken_at(toy(), 3 if plan.rank == 1 else None),
-            steps(Cursor(), 6, 1, plan.rank, 2),
-            6,
-            plan,
-        )
+        broken = broken_at(toy(), 3 if plan.rank == 1 else None)
+        fit_toy(broken, steps(Cursor(), 6, 1, plan.rank, 2), 6, plan)
     except BothwaysError as error:
         found["error"] = str(error)
     return found
