@@ -78,11 +78,9 @@ def peer(family: Family, architecture: Architecture, seed: int, dropout: float =
     """Theirs, every parameter moved away from where it starts."""
     torch.manual_seed(seed)
     cls = getattr(transformers, architecture.name)
+    settings = draw_settings(family.model_type, seed, dropout)
     named = {"num_labels": 3} if architecture.heads & {"labels", "tags"} else {}
-    model: nn.Module = cls(
-        cls.config_class(**draw_settings(family.model_type, seed, dropout), **named)
-    )
-    return perturb(model, 0.15)
+    return perturb(cls(cls.config_class(**settings, **named)), 0.15)
 
 
 def outputs(model: Model, batch: Batch) -> list[Tensor]:
@@ -101,10 +99,8 @@ def outputs(model: Model, batch: Batch) -> list[Tensor]:
 def answers(theirs: Any, architecture: Architecture, kept: Tensor) -> list[Tensor]:
     """What theirs gave, in the order of `outputs`. `kept`: where the rectangle that it read holds a token."""
     if architecture.bare:
-        return [
-            theirs.last_hidden_state[kept],
-            *([theirs.pooler_output] if architecture.heads else []),
-        ]
+        pooled = [theirs.pooler_output] if architecture.heads else []
+        return [theirs.last_hidden_state[kept], *pooled]
     if "pair" in architecture.heads and "masked" not in architecture.heads:
         return [theirs.logits]
     if "pair" in architecture.heads:
@@ -118,9 +114,8 @@ def answers(theirs: Any, architecture: Architecture, kept: Tensor) -> list[Tenso
 
 
 def assert_near(found: Tensor, wanted: Tensor, floor: float = 1.0) -> None:
-    torch.testing.assert_close(
-        found, wanted, rtol=0, atol=1e-5 * max(float(wanted.abs().max()), floor)
-    )
+    bound = 1e-5 * max(float(wanted.abs().max()), floor)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=bound)
 
 
 def assert_class_equals(
@@ -136,9 +131,8 @@ def assert_class_equals(
     assert set(loaded.report.unused) <= spares
     batch, given = read(quiet, seed)
     with torch.no_grad():
-        for found, wanted in zip(
-            outputs(loaded.model, batch), given(quiet, architecture), strict=True
-        ):
+        pairs = zip(outputs(loaded.model, batch), given(quiet, architecture), strict=True)
+        for found, wanted in pairs:
             assert_near(found, wanted)
 
     theirs = peer(family, architecture, seed).train()
@@ -150,9 +144,8 @@ def assert_class_equals(
         (found * weights).sum().backward(retain_graph=True)
         (wanted * weights).sum().backward(retain_graph=True)
     assert_gradients_equal(family, architecture, mine, theirs)
-    assert parameter_table(mine.config, mine.specification).total == sum(
-        parameter.numel() for parameter in mine.parameters()
-    )
+    count = sum(parameter.numel() for parameter in mine.parameters())
+    assert parameter_table(mine.config, mine.specification).total == count
 
 
 def assert_gradients_equal(
@@ -160,9 +153,8 @@ def assert_gradients_equal(
 ) -> None:
     names = [name for name, _ in theirs.named_parameters()]
     keys = family.keys_for(mine.config, names)
-    found = to_file_names(
-        keys, {name: p.grad for name, p in mine.named_parameters() if p.grad is not None}
-    )
+    gradients = {name: p.grad for name, p in mine.named_parameters() if p.grad is not None}
+    found = to_file_names(keys, gradients)
     prefix = family.keys.prefix if architecture.bare else ""
     ties = {tie.stored: name for name, tie in keys.ties.items()}
     full = {prefix + name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
@@ -188,30 +180,22 @@ def assert_folder_comes_back(
     theirs = peer(family, architecture, seed, dropout=0.2)
     theirs.save_pretrained(folder / "theirs")
     loaded = load_model(folder / "theirs")
-    tokenizer = (
-        train_vocabulary(["a few words to learn from"], Unigram(40))
-        if family.vocabulary == "Unigram"
-        else None
-    )
+    tokenizer = None
+    if family.vocabulary == "Unigram":
+        tokenizer = train_vocabulary(["a few words to learn from"], Unigram(40))
     save_model(folder / "ours", loaded.model, tokenizer)
     before, after = open_weights(folder / "theirs"), open_weights(folder / "ours")
     assert set(after.shapes) == set(before.shapes)
-    read = {
-        spare.stored: name for name, spare in family.keys_for(loaded.model.config).spares.items()
-    }
-    assert all(
-        torch.equal(before.read(read.get(name, name)), after.read(name)) for name in after.shapes
-    )
+    spares = family.keys_for(loaded.model.config).spares
+    read = {spare.stored: name for name, spare in spares.items()}
+    for name in after.shapes:
+        assert torch.equal(before.read(read.get(name, name)), after.read(name))
     again, report = type(theirs).from_pretrained(folder / "ours", output_loading_info=True)
     assert not any(report.values())
     written, original = again.config.to_dict(), theirs.config.to_dict()
     assert written["model_type"] == family.model_type
-    same = (
-        set(original)
-        - {"transformers_version", "dtype", "architectures", "_name_or_path"}
-        - set(unsaid)
-    )
-    same -= SPECIALS if tokenizer else set()
+    other = {"transformers_version", "dtype", "architectures", "_name_or_path", *unsaid}
+    same = set(original) - other - (SPECIALS if tokenizer else set())
     assert {key: written[key] for key in same} == {key: original[key] for key in same}
 
 
@@ -219,12 +203,9 @@ def assert_alone_as_in_a_batch(model: Model, batch: Batch) -> None:
     """Each sequence of a batch gives what it gives alone."""
     together = model.encoder(batch).last.detach()
     for start, stop in itertools.pairwise(batch.layout.cu_seqlens.tolist()):
-        named = (
-            None if batch.global_attention_mask is None else batch.global_attention_mask[start:stop]
-        )
-        one = Batch(
-            batch.ids[start:stop], batch.segments[start:stop], Layout.of([stop - start]), {}, named
-        )
+        mask, layout = batch.global_attention_mask, Layout.of([stop - start])
+        named = None if mask is None else mask[start:stop]
+        one = Batch(batch.ids[start:stop], batch.segments[start:stop], layout, {}, named)
         assert_near(model.encoder(one).last.detach(), together[start:stop])
 
 
