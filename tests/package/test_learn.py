@@ -12,6 +12,7 @@ import figures
 import pytest
 import torch
 import transformers
+from torch.nn.functional import cross_entropy
 
 import bothways
 from bothways.core.batch import Batch, Layout
@@ -96,6 +97,15 @@ def test_bert_equals_the_library(folder, tmp_path):
         torch.testing.assert_close(pairs, expected.logits["pair"], rtol=1e-6, atol=1e-6)
         for actual, other in zip(layers, expected.hidden_states, strict=True):
             torch.testing.assert_close(actual[mask], other, rtol=1e-6, atol=1e-6)
+    targets = ids.masked_fill(~mask, -100)
+    model.train().loss(ids, targets, segments, mask, torch.tensor([0, 1, 1, 0])).backward()
+    output = theirs.train()(batch, heads=["masked", "pair"])
+    loss = cross_entropy(output.logits["masked"], batch.ids)
+    (loss + cross_entropy(output.logits["pair"], torch.tensor([0, 1, 1, 0]))).backward()
+    expected_gradient = dict(theirs.named_parameters())["encoder.embedding.token.weight"].grad
+    torch.testing.assert_close(
+        model.bert.embeddings.token.weight.grad, expected_gradient, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_bert_reads_released_weights():
