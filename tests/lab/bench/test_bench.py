@@ -1,5 +1,7 @@
 """The benchmark of this machine: both sides are given the same work, it is counted as the paper's shapes say, and told."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import BertForPreTraining
@@ -40,6 +42,23 @@ def test_operations_match_matrix_products():
     heads = masked * 2 * (h * h + h * vocab) + 2 * (h * h + 2 * h)
     forward = n * 12 * block + (n * 11 + asked) * rest + heads
     assert work.operations == pytest.approx(3 * work.rows * forward, rel=1e-3)
+
+
+def test_contenders_take_turns(monkeypatch):
+    turns: list[tuple[str, str]] = []
+
+    def turn(pool: object, device: object, work: object, *name: str) -> tuple[float, int]:
+        turns.append((name[0], name[1]))
+        return float(len(turns)), 100 - len(turns)
+
+    monkeypatch.setattr(recipe, "_turn", turn)
+    monkeypatch.setattr(recipe, "has_bf16", lambda _: True)
+    timings = recipe.race(TINY, 3, CPU)
+    every = [*itertools.product(("bothways", "transformers"), ("fp32", "bf16"))]
+    assert turns == every * 3
+    assert [(timing.contender, timing.precision) for timing in timings] == every
+    assert timings[1].rounds == (2.0, 6.0, 10.0)
+    assert timings[1].memory == 90  # what it has held at last is the most
 
 
 @pytest.mark.parametrize("contender", ["bothways", "transformers"])

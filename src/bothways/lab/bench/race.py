@@ -192,9 +192,26 @@ def contenders(device: torch.device) -> tuple[str, ...]:
     return tuple(name for name in CONTENDERS if device.type != "cpu" or "compiled" not in name)
 
 
-Turn = tuple[float, int | None]
-"""Seconds of an update, and the peak memory of its process so far in bytes; None where the system
-does not report it."""
+@dataclass(frozen=True)
+class Timing:
+    """The times of a contender.
+
+    Attributes:
+        rounds: seconds per timed update; each follows an untimed one.
+        memory: peak memory of the process in bytes; None where the system does not report it.
+    """
+
+    contender: str
+    precision: Precision
+    rounds: tuple[float, ...]
+    memory: int | None
+
+    @property
+    def median(self) -> float:
+        """Median of the rounds in seconds."""
+        return statistics.median(self.rounds)
+
+
 _UPDATE: list[Callable[[], None]] = []
 """The update of a contender, in its own process."""
 
@@ -208,8 +225,8 @@ def _build(
     _UPDATE[:] = [CONTENDERS[name](work, make_batch(work), precision, device)]
 
 
-def _take_turn(device: torch.device) -> Turn:
-    """Time the second of two updates."""
+def _take_turn(device: torch.device) -> tuple[float, int | None]:
+    """Run two updates; return the seconds of the second and the peak memory so far in bytes."""
     _UPDATE[0]()  # untimed: other contenders have evicted the caches
     wait(device)
     start = time.perf_counter()
@@ -220,16 +237,14 @@ def _take_turn(device: torch.device) -> Turn:
     return seconds, high_water_mark(device)
 
 
-def race(
-    work: Workload, rounds: int, device: torch.device
-) -> dict[tuple[str, Precision], tuple[Turn, ...]]:
+def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
     """Time every contender in every precision of the device, in interleaved rounds.
 
     Raises:
         ResourceError: a contender ended early: out of memory, or an error with its traceback.
     """
     precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
-    names = [*itertools.product(contenders(device), precisions)]
+    names, timings = [*itertools.product(contenders(device), precisions)], list[Timing]()
     context, threads = multiprocessing.get_context("spawn"), torch.get_num_threads()
     with contextlib.ExitStack() as stack:
         pools = list[ProcessPoolExecutor]()
@@ -241,7 +256,10 @@ def race(
             [_turn(pool, device, work, *name) for pool, name in zip(pools, names, strict=True)]
             for _ in range(rounds)
         ]
-    return dict(zip(names, zip(*turns, strict=True), strict=True))
+    for (contender, precision), taken in zip(names, zip(*turns, strict=True), strict=True):
+        seconds = tuple(seconds for seconds, _ in taken)
+        timings.append(Timing(contender, precision, seconds, taken[-1][1]))
+    return timings
 
 
 def _turn(
@@ -250,7 +268,7 @@ def _turn(
     work: Workload,
     contender: str,
     precision: Precision,
-) -> Turn:
+) -> tuple[float, int | None]:
     """Return the result of a contender's turn."""
     try:
         return pool.submit(_take_turn, device).result()
@@ -284,20 +302,20 @@ def measure(work: Workload, rounds: int, device: torch.device) -> TableSection:
     """
     if importlib.util.find_spec("transformers") is None:
         raise ResourceError("transformers is not installed", fix="Run `pip install transformers`.")
-    turns = race(work, rounds, device)
-    median = {name: statistics.median(seconds for seconds, _ in x) for name, x in turns.items()}
+    timings = race(work, rounds, device)
+    median = {(timing.contender, timing.precision): timing.median for timing in timings}
     dtypes, rows = {"fp32": torch.float32, "bf16": torch.bfloat16}, list[list[Cell]]()
-    for (contender, precision), taken in turns.items():
-        step, memory = median[contender, precision], taken[-1][1]
-        peak, seconds = gemm_rate(device, dtypes[precision]), [seconds for seconds, _ in taken]
+    for timing in timings:
+        step, precision = timing.median, timing.precision
+        peak = gemm_rate(device, dtypes[precision])
         row: list[Cell] = [
-            f"{contender} {precision}",
-            f"{step * 1e3:.0f} ({min(seconds) * 1e3:.0f}–{max(seconds) * 1e3:.0f})",
+            f"{timing.contender} {precision}",
+            f"{step * 1e3:.0f} ({min(timing.rounds) * 1e3:.0f}–{max(timing.rounds) * 1e3:.0f})",
             f"{work.tokens / step:,.0f}",
             f"{median['transformers', 'fp32'] / step:.2f}",
             f"{median['transformers', precision] / step:.2f}",
             f"{work.operations / step / peak:.0%}",
-            "–" if memory is None else f"{memory / 2**20:,.0f} MiB",
+            "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
         ]
         rows.append(row)
     columns = ["", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"]
