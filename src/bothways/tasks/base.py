@@ -330,8 +330,12 @@ class Task(Generic[E, P]):
     def bind(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> TaskModel[E, P]:
-        """Bind the task to a model that has its heads."""
+        """Bind the task to a model that has its heads; errors as `check_binding`, `TaskModel`."""
+        self.check_binding(model, tokenizer, labels)
         return self.model_class(self, model, tokenizer, labels, length)
+
+    def check_binding(self, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:
+        """Raise a ConfigError for settings that do not fit a model or its labels."""
 
     def fitted(self: T, model: Model) -> T:
         """Return the task with the settings that fit a model."""
