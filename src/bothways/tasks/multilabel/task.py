@@ -240,15 +240,11 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         exact = float((truth == predicted).all(1).mean())
         return {**multilabel_metrics(*counts), "exact": exact, "loss": float(loss)}
 
-    def bind(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> MultilabelClassifier:
-        """Bind the task to a model; ConfigError if thresholds and labels differ in number."""
+    def check_binding(self, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:
         if len(self.thresholds) not in {0, len(labels)}:
             message = f"there are {len(self.thresholds)} for {len(labels)} labels"
             fix = "Give one for each label, in order, or none."
             raise ConfigError(message, where="task.thresholds", fix=fix)
-        return MultilabelClassifier(self, model, tokenizer, labels, length)
 
 
 def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool_]:

@@ -27,16 +27,7 @@ from bothways.core.training_module import Loss
 from bothways.data.tables import TableRow
 from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.tasks import base, text_checks, text_task
-from bothways.tasks.columns import (
-    Column,
-    asked_columns,
-    cell_of,
-    is_absent,
-    number_of,
-    text_of,
-    unused_columns,
-)
+from bothways.tasks import base, columns as tables, text_checks, text_task
 from bothways.tasks.metrics import RANKING, Rankings, ndcg, negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
 from bothways.text.tokenizer import Tokenizer
@@ -84,12 +75,12 @@ class RankColumns(text_task.TextColumns):
 
 
 TABLE = (
-    Column("text", "query", QUERIES),
-    Column(
+    tables.Column("text", "query", QUERIES),
+    tables.Column(
         "text_b", "documents", DOCUMENTS, companion="negatives",
         pairs=[*itertools.product(RELEVANT, OTHERS)],
     ),
-    Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
+    tables.Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
 )  # fmt: skip
 
 
@@ -99,7 +90,6 @@ class Ranker(text_task.NumberModel[RankExample, RankPrediction]):
     task: RerankingTask
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
-        """Return the binary cross-entropy of the scores."""
         columns = (scores, text_task.targets_of(batch), text_task.window_weight(batch))
         return {"label": binary_cross_entropy(*(column[:, None] for column in columns))}
 
@@ -141,7 +131,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         self, source: str, columns: Any = None, *, labelled: bool = True
     ) -> base.Reading[RankExample]:
         table, selected = self.open(source, columns, labelled)
-        unused = unused_columns(table.names, asked_columns(selected))
+        unused = tables.unused_columns(table.names, tables.asked_columns(selected))
         examples = self._joined_rows(table.rows, selected)
         return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
 
@@ -175,7 +165,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         assert isinstance(columns, RankColumns)
         assert columns.text is not None
         assert columns.text_b is not None
-        query = text_of(row, columns.text, where)
+        query = tables.text_of(row, columns.text, where)
         documents = _texts(row, columns.text_b, where)
         labels: tuple[float, ...] | None = None
         if columns.negatives is not None:
@@ -195,7 +185,6 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return RankExample(query, tuple(documents), where=where)
 
     def passages(self, examples: Many[RankExample]) -> Many[Hashable]:
-        """Return the queries: the rows of one are on one side of a split."""
         return [example.query for example in examples]
 
     def answered(self, example: RankExample, answer: Any) -> RankExample:
@@ -268,7 +257,6 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return rankings.metrics()
 
     def grade(self, example: RankExample, prediction: RankPrediction, labels: Many[str]) -> float:
-        """Return the nDCG@10 of the query."""
         labels_of_query = base.required(example.labels, example.where)
         return ndcg(np.array(prediction.logits), np.array(labels_of_query))
 
@@ -276,19 +264,17 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         """Return the metrics of equal scores, those of a random order, and the loss of the share
         of relevant documents; no loss for grades above 1, which are not probabilities.
         """
-        rankings, relevances = Rankings(), list[float]()
-        for example in examples:
-            for label in base.required(example.labels, example.where):
-                rankings.add(example.query, 0.0, label)
-                relevances.append(label)
+        zeros = ((0.0,) * len(example.documents) for example in examples)
+        equal = (RankPrediction("", (), scores, scores) for scores in zeros)
+        metrics = self.score(zip(examples, equal, strict=True), ())
+        relevances = [label for example in examples for label in example.labels or ()]
         if max(relevances) > 1:
-            return rankings.metrics()
+            return metrics
         share = float(np.mean(relevances))
         loss = share * negative_log(share) + (1 - share) * negative_log(1 - share)
-        return {**rankings.metrics(), "loss": loss}
+        return {**metrics, "loss": loss}
 
     def program_files(self, length: int) -> Mapping[str, Any]:
-        """Return the files by which sentence-transformers opens the model as a cross-encoder."""
         return program_files(CrossEncoderConfig(self.activation, length, *self.named_prompts))
 
 
@@ -300,7 +286,7 @@ def cross_encoder(config: CrossEncoderConfig) -> RerankingTask:
 
 
 def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
-    value = cell_of(row, column, location)
+    value = tables.cell_of(row, column, location)
     items = list(value) if isinstance(value, list | tuple) else [value]
     faulty = [item for item in items if not isinstance(item, str)]
     if faulty:
@@ -312,9 +298,9 @@ def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
 
 def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[float, ...] | None:
     """Return the labels in a row; None if one is absent."""
-    value = cell_of(row, column, location)
+    value = tables.cell_of(row, column, location)
     items = list(value) if isinstance(value, list | tuple) else [value]
-    if all(is_absent(item) or item == "" for item in items):
+    if all(tables.is_absent(item) or item == "" for item in items):
         return None
     if len(items) != documents:
         counts = f"{quantity(len(items), 'label(s)')} for {quantity(documents, 'document(s)')}"
@@ -323,7 +309,7 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
     numbers, words = list[float](), {"true": 1.0, "false": 0.0}
     for item in items:
         text = str(item).strip().lower()
-        number = words.get(text, number_of(text))
+        number = words.get(text, tables.number_of(text))
         if not 0 <= number < math.inf:
             message = f"column {column!r} holds {item!r:.80}, which is not a relevance"
             fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."

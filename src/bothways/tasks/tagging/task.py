@@ -17,7 +17,6 @@ blanks in the words, a first line of names, and tags that hardly recur.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence as Many
@@ -69,11 +68,9 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
     task: TaggingTask
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of tagged words."""
         return {"tag": float((_targets(batch)[1] != IGNORED).sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
-        """Return the cross-entropy of the tags."""
         return {"tag": cross_entropy(scores, _targets(batch)[1])}
 
     def scores(self, batch: Batch) -> Float[Tensor, "targets labels"]:
@@ -195,7 +192,6 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return (TagHead(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return the metrics of tags, and of entities where tags mark them."""
         names = ["f1"]
         if self.spells(labels):
             suffixes = ["", "_strict", *(f"/{kind}" for kind in schemes.types_of(labels))]
@@ -332,15 +328,15 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return counts.scores()["f1"] if counts.expected or counts.predicted else 1.0
 
     def baseline(self, examples: Many[TagExample]) -> base.Metrics:
-        """Return the metrics of the most frequent tag; the loss is the tag frequencies'."""
-        labels = self.labels(examples)
-        sentences = [self.gold_tags(e, labels) for e in examples if e.tags is not None]
-        frequent = Counter(itertools.chain.from_iterable(sentences))
-        counts, top = schemes.TagCounts(labels, self.spells(labels)), frequent.most_common(1)[0][0]
-        for tags in sentences:
-            chances = (frequent[tag] / frequent.total() for tag in tags)
-            counts.add(tags, [top] * len(tags), -sum(map(math.log, chances)))
-        return counts.scores()
+        labels, tagged = self.labels(examples), [e for e in examples if e.tags is not None]
+        counts = Counter(tag for e in tagged for tag in self.gold_tags(e, labels))
+        (top, _), total = counts.most_common(1)[0], counts.total()
+        shares = np.array([counts[label] / total for label in labels])
+
+        def constant(words: tuple[str, ...]) -> TagPrediction:
+            return TagPrediction(words, (top,) * len(words), np.tile(shares, (len(words), 1)))
+
+        return self.score(((e, constant(e.words)) for e in tagged), labels)
 
 
 def _targets(batch: Batch) -> tuple[Tensor, Tensor]:
