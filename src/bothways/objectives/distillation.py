@@ -123,7 +123,6 @@ class TokenWeights(Targets):
     weight: NDArray[np.float32] | Tensor
 
     def without_weight(self) -> TokenWeights:
-        """Return the weight 0."""
         return type(self)(np.zeros_like(self.weight))
 
 
@@ -173,11 +172,9 @@ class MaskedTokens(StudentLoss):
     vectors = "masked"
 
     def count(self, batch: Batch) -> float:
-        """Return the number of masked tokens."""
         return float(len(batch.target("masked", TokenTargets).ids))
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
-        """Return the sum over masked tokens."""
         return (masked_prediction(student.model, batch, student.hidden)[0],)
 
 
@@ -198,7 +195,6 @@ class SoftTargets(StudentLoss):
     names = ("soft",)
 
     def count(self, batch: Batch) -> float:
-        """Return the number of tokens that are compared."""
         if self.at == "masked":
             return float(len(batch.target("masked", TokenTargets).ids))
         return super().count(batch)
@@ -237,7 +233,6 @@ class CosineStates(StudentLoss):
     vectors = "all"
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
-        """Return the sum over tokens."""
         exact = torch.promote_types(student.hidden.last.dtype, torch.float32)
         x, y = (outputs.hidden.last.to(exact) for outputs in (student, teacher))
         cosine = F.cosine_similarity(x, y, dim=1)
@@ -277,7 +272,6 @@ class Relations(StudentLoss):
         return super().count(batch) * self.heads
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
-        """Return the sums for queries, keys and values."""
         pairs = (
             outputs.projections.reshape(len(batch.ids), 3, self.heads, -1).unbind(1)
             for outputs in (student, teacher)
@@ -396,7 +390,6 @@ class Distillation(Objective):
 
     @property
     def frozen_models(self) -> Mapping[str, str]:
-        """The teacher's folder."""
         return {"teacher": self.teacher}
 
     def prepare(
@@ -437,7 +430,6 @@ class DistillationModule(TrainingModule):
         return {"model": self.model}
 
     def frozen(self) -> tuple[str, ...]:
-        """Return the prefix of the teacher."""
         return ("teacher.",)
 
     @property

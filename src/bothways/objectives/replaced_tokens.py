@@ -107,7 +107,6 @@ class Replacements(Targets):
     draws: NDArray[np.float64] | Tensor
 
     def without_weight(self) -> Replacements:
-        """Return targets without positions and draws."""
         return type(self)(self.judged[:0], self.draws[:0])
 
 
@@ -253,11 +252,9 @@ class Offset(nn.Module):
         self._base = (base,)  # in a tuple, which does not register it as a submodule
 
     def forward(self, difference: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        """Return the table for a difference."""
         return self._base[0].weight.detach() + difference
 
     def right_inverse(self, table: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        """Return the difference for a table."""
         return table - self._base[0].weight.detach()
 
 

@@ -98,7 +98,6 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         return {"span": float(torch.as_tensor(weight).sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
-        """Return the mean cross-entropy of the first and the last token."""
         targets = batch.target("span", SpanTargets)
         return {"span": span_loss(scores, batch.layout, targets)}
 
@@ -221,7 +220,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         return Question("", *texts, where=where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return the head for spans, which has no dropout."""
         if dropout is not None:
             message = "the head of this task has none"
             raise ConfigError(message, where="dropout", fix="Leave it out.")
@@ -307,11 +305,9 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     def score(
         self, results: base.Results[Question, AnswerPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return exact match, F1 and more; see `AnswerScores.metrics`."""
         return _scored(results).metrics()
 
     def grade(self, example: Question, prediction: AnswerPrediction, labels: Many[str]) -> float:
-        """Return the F1 with the nearest right answer."""
         return grade_answer(prediction.text, example).f1
 
     def tuned(

@@ -58,7 +58,6 @@ class TextTargets(Targets):
     )
 
     def without_weight(self) -> TextTargets:
-        """Return the same texts as fillers."""
         return dataclasses.replace(self, roles=np.full_like(self.roles, FILLER))
 
     @property

@@ -88,7 +88,6 @@ class PromptTokens(Targets):
     count: NDArray[np.int64] | Tensor
 
     def without_weight(self) -> PromptTokens:
-        """Return the same: there is no loss."""
         return self
 
 
@@ -99,7 +98,6 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
     loss_name: ClassVar[str] = "vectors"
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of examples, by their anchors."""
         return {self.loss_name: float(batch.target("texts", losses.TextTargets).anchors.numel())}
 
     def text_values(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -389,7 +387,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return dataclasses.asdict(cell)
 
     def grade(self, example: TextExample, prediction: VectorPrediction, labels: Many[str]) -> float:
-        """Raise a ConfigError: correlation is not defined for one pair."""
         message = "sentence vectors have no grade for each example, only a correlation"
         fix = f"Score each model: {call('evaluate', 'MODEL', task='embed')}"
         raise ConfigError(message, where="task", fix=fix)

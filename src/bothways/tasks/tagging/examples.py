@@ -33,14 +33,7 @@ from bothways.data import text_io
 from bothways.data.tables import HUB, RowError, TableRow, open_lines, open_table
 from bothways.tasks import columns as tables
 from bothways.tasks.base import Reading, Row
-from bothways.tasks.tagging import conll
-from bothways.tasks.tagging.running_text import (
-    FORM,
-    Splitter,
-    read_spans,
-    split_words,
-    tags_from_spans,
-)
+from bothways.tasks.tagging import conll, running_text
 
 WORDS = ("words", "tokens")
 TAGS = ("tags", "ner_tags", "labels", "ner")
@@ -462,7 +455,9 @@ def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
     return tuple(words for words, count in zip(listed, counts, strict=False) if count < NEIGHBOURS)
 
 
-def tag_example(row: Row, columns: TagColumns, where: str, splitter: Splitter) -> TagExample:
+def tag_example(
+    row: Row, columns: TagColumns, where: str, splitter: running_text.Splitter
+) -> TagExample:
     """Return the example in a row.
 
     Raises:
@@ -475,19 +470,19 @@ def tag_example(row: Row, columns: TagColumns, where: str, splitter: Splitter) -
     items = answers if isinstance(answers, list | tuple) else [answers]
     # A text with a tag or a list of tags is an error: a text has a list of spans.
     if isinstance(words, str) and not any(isinstance(item, str | int) for item in items):
-        spans = split_words(words, splitter)
+        spans = running_text.split_words(words, splitter)
         slices, starts = tuple(words[a:b] for a, b in spans), tuple(a for a, _ in spans)
         if label is not None:
-            entities = read_spans(tables.cell_of(row, label, where), label, where)
-            tags = tags_from_spans(words, spans, entities, where)
+            entities = running_text.read_spans(tables.cell_of(row, label, where), label, where)
+            tags = running_text.tags_from_spans(words, spans, entities, where)
         return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         message = f"column {columns.text!r} holds {_kind(words)}, not a list of words"
         fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
         if label is not None and isinstance(words, str):
             fix += (
-                f" {FORM} For a word in each row name the sentences: columns.sentence=NAME. "
-                f"For labels of texts: {argument(task='classify')}."
+                f" {running_text.FORM} For a word in each row name the sentences: "
+                f"columns.sentence=NAME. For labels of texts: {argument(task='classify')}."
             )
         raise DataError(message, where=where, fix=fix)
     if label is not None:
