@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -289,19 +289,12 @@ def averaged(outputs: Many[Output]) -> Output:
     return outputs[0] if len(outputs) == 1 else np.mean(outputs, axis=0, dtype=np.float32)
 
 
-class TextWindow(NamedTuple):
-    """The tokens `[start, stop)` of a text."""
-
-    start: int
-    stop: int
-
-
-def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[TextWindow]:
+def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[range]:
     """Split a text into windows of at most `room` tokens, one every `stride`; at least one window.
 
     Examples:
         >>> windows(7, room=4, stride=2)
-        [TextWindow(start=0, stop=4), TextWindow(start=2, stop=6), TextWindow(start=4, stop=7)]
+        [range(0, 4), range(2, 6), range(4, 7)]
 
     Args:
         full: move the last window back so that it has `room` tokens too: `(3, 7)` in the example.
@@ -309,11 +302,11 @@ def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[
     step, last = min(room, stride), max(0, tokens - room)
     count = 1 - (-last // step)  # 1 + last / step, rounded up
     starts = [min(step * number, last) if full else step * number for number in range(count)]
-    return [TextWindow(start, min(start + room, tokens)) for start in starts]
+    return [range(start, min(start + room, tokens)) for start in starts]
 
 
 def owners(
-    positions: Int64[np.ndarray, " words"], chunks: Many[TextWindow], room: int
+    positions: Int64[np.ndarray, " words"], chunks: Many[range], room: int
 ) -> Int64[np.ndarray, " words"]:
     """Return the window in which each position counts, for windows that all hold `room` tokens.
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
+from array import array
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
@@ -50,16 +51,17 @@ from bothways.tasks.predictions import AnswerPrediction, AnswerSpan
 from bothways.tasks.question_answering.examples import (
     ANYWHERE,
     TABLE,
-    AnswerScores,
     Question,
     QuestionColumns,
+    ScoredAnswers,
     grade_answer,
     located,
     question_of,
     read_squad,
+    score_answer,
 )
 from bothways.tasks.text_checks import check_examples, check_rows, report_rows
-from bothways.tasks.text_task import TextWindow, windows
+from bothways.tasks.text_task import windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
@@ -79,7 +81,7 @@ class EncodedQuestion(base.EncodedExample):
     """
 
     context: Encoded
-    windows: tuple[TextWindow, ...]
+    windows: tuple[range, ...]
     begin: int
     end: int
 
@@ -323,14 +325,14 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
 
 
-def _scored(results: base.Results[Question, AnswerPrediction]) -> AnswerScores:
-    scores = AnswerScores()
-    for example, prediction in results:
+def _scored(results: base.Results[Question, AnswerPrediction]) -> ScoredAnswers:
+    numbers = array("d")  # seven a question
+    for example, made in results:
         base.required(example.annotated or None, example.where, "known answer")
-        scores.add(example, prediction.text, prediction.best, prediction.null_difference)
-    if not len(scores.columns.f1):
+        numbers.extend(score_answer(example, made.text, made.best, made.null_difference))
+    if not numbers:
         raise base.nothing_to_score("question")
-    return scores
+    return ScoredAnswers(*np.array(numbers).reshape(-1, 7).T)
 
 
 def _check_places(train: Many[Question]) -> list[Finding]:
@@ -413,9 +415,7 @@ def characters(text: str, offsets: Offsets, first: int, last: int) -> tuple[int,
     return start + len(span) - len(span.lstrip()), stop - len(span) + len(span.rstrip())
 
 
-def span_scores(
-    scores: Many[Scores], chunks: Many[TextWindow], max_tokens: int
-) -> NDArray[np.float32]:
+def span_scores(scores: Many[Scores], chunks: Many[range], max_tokens: int) -> Scores:
     """Return the scores of all spans of a text `(tokens, longest)`.
 
     Entry `[i, n]` is the span of the n + 1 tokens from i on; −∞ if no window holds it. The longest
@@ -426,11 +426,11 @@ def span_scores(
         chunks: the windows, which together are the whole text.
     """
     tokens = chunks[-1].stop
-    max_tokens = min(max_tokens, max(chunk.stop - chunk.start for chunk in chunks))
+    max_tokens = min(max_tokens, max(map(len, chunks)))
     result = np.full((tokens, max_tokens), -np.inf, dtype=np.float32)
     best_scores = np.full((tokens, max_tokens), -np.inf)  # of each span in its best window
     for score, chunk in zip(scores, chunks, strict=True):
-        size, rows = chunk.stop - chunk.start, slice(chunk.start, chunk.stop)
+        size, rows = len(chunk), slice(chunk.start, chunk.stop)
         if not size:
             continue
         # Row i of the view is ends[i : i + longest]: the ends of all spans that begin at i.
