@@ -147,14 +147,19 @@ class StudentLoss:
 
     Attributes:
         names: losses in the records of a run.
-        vectors: the last vectors that it reads of an encoder: those of masked tokens or of all.
     """
 
     names: ClassVar[tuple[str, ...]]
-    vectors: ClassVar[Literal["none", "masked", "all"]] = "none"
+
+    @property
+    def vectors(self) -> Literal["none", "masked", "all"]:
+        """The last vectors that it reads of an encoder: none, those of masked tokens, or all."""
+        return "none"
 
     def count(self, batch: Batch) -> float:
-        """Return the number that the sums are divided by, of tokens by default."""
+        """Return the number that the sums are divided by: of the tokens that are compared."""
+        if self.vectors == "masked":
+            return float(len(batch.target("masked", TokenTargets).ids))
         return float(_token_weights(batch).sum(dtype=torch.float64))
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
@@ -170,9 +175,6 @@ class MaskedTokens(StudentLoss):
     kind: Literal["masked_tokens"] = "masked_tokens"
     names = ("masked",)
     vectors = "masked"
-
-    def count(self, batch: Batch) -> float:
-        return float(len(batch.target("masked", TokenTargets).ids))
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
         return (masked_prediction(student.model, batch, student.hidden)[0],)
@@ -194,10 +196,9 @@ class SoftTargets(StudentLoss):
     kind: Literal["soft_targets"] = "soft_targets"
     names = ("soft",)
 
-    def count(self, batch: Batch) -> float:
-        if self.at == "masked":
-            return float(len(batch.target("masked", TokenTargets).ids))
-        return super().count(batch)
+    @property
+    def vectors(self) -> Literal["masked", "all"]:
+        return self.at
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
         """Compare predictions, for some tokens at a time."""
@@ -334,10 +335,7 @@ class Distillation(Objective):
     @property
     def vectors(self) -> set[str]:
         """The vectors that the losses read, as `StudentLoss.vectors`."""
-        vectors: set[str] = {
-            loss.at if isinstance(loss, SoftTargets) else loss.vectors for loss in self.losses
-        }
-        return vectors - {"none"}
+        return {loss.vectors for loss in self.losses} - {"none"}
 
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the student, "model", and the teacher with as many layers as are read."""

@@ -45,7 +45,6 @@ from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig
-from bothways.model.embedding import Embedding
 from bothways.model.heads import MaskedHead, ReplacedHead
 from bothways.model.init import without_weights
 from bothways.model.kernels.cross_entropy import row_chunks
@@ -221,25 +220,6 @@ def generator_of(encoder: EncoderConfig, size: Narrower | Shallower) -> EncoderC
     )
 
 
-def share_embedding(discriminator: Embedding, generator: Embedding, sharing: Sharing) -> None:
-    """Let two embeddings depend on each other; the projections stay their own.
-
-    Neither changes its output.
-    """
-    match sharing:
-        case "none":
-            pass
-        case "shared":
-            for name in ("token", "position", "segment", "task", "norm"):
-                setattr(generator, name, getattr(discriminator, name))
-        case "disentangled":
-            bases = generator.tables()
-            for name, table in discriminator.tables().items():
-                parametrize.register_parametrization(table, "weight", Offset(bases[name]))
-        case _:
-            assert_never(sharing)
-
-
 class Offset(nn.Module):
     """A parametrization: a table is another one, without gradient, plus a difference.
 
@@ -318,7 +298,15 @@ class ReplacedTokensModule(TrainingModule):
         sharing: Sharing = "shared",
     ) -> None:
         super().__init__()
-        share_embedding(model.encoder.embedding, generator.encoder.embedding, sharing)
+        # The projections of both embeddings stay their own, and neither changes its output
+        own, base = model.encoder.embedding, generator.encoder.embedding
+        if sharing == "shared":
+            for name in ("token", "position", "segment", "task", "norm"):
+                setattr(base, name, getattr(own, name))
+        elif sharing == "disentangled":
+            bases = base.tables()
+            for name, table in own.tables().items():
+                parametrize.register_parametrization(table, "weight", Offset(bases[name]))
         self.model, self.generator, self.sharing = model, generator, sharing
         self.temperature = temperature
         self.coefficients = {"replaced": factor}
