@@ -472,11 +472,6 @@ def _changed(columns: Any) -> dict[str, Any]:
     return {f.name: value for f in fields if (value := getattr(columns, f.name)) != f.default}
 
 
-def unused_columns(names: Many[str], used: Many[str]) -> list[str]:
-    """Return the columns of a table that are not read; those without a name do not count."""
-    return [name for name in names if name and name not in used]
-
-
 def guess_notes(source: str, reading: Reading[Any], task: Any, requested: Any) -> list[str]:
     """Return the note on columns of a file that were guessed, if they differ from training."""
     columns = getattr(reading.task, "columns", None)

@@ -131,7 +131,8 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         self, source: str, columns: Any = None, *, labelled: bool = True
     ) -> base.Reading[RankExample]:
         table, selected = self.open(source, columns, labelled)
-        unused = tables.unused_columns(table.names, tables.asked_columns(selected))
+        used = tables.asked_columns(selected)
+        unused = [name for name in table.names if name and name not in used]
         examples = self._joined_rows(table.rows, selected)
         return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
 

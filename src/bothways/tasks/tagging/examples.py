@@ -383,7 +383,8 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
             name = fields.document
             yield document if lines else None if name is None else row.values.get(name), example
 
-    unused = tables.unused_columns(table.names, tables.asked_columns(fields))
+    used = tables.asked_columns(fields)
+    unused = [name for name in table.names if name and name not in used]
     opened = task.with_columns(columns)
     return Reading(opened, numbered(), table.share, table, parse, notes, unused)
 
