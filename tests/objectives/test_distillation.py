@@ -209,19 +209,6 @@ def test_the_cosine_and_masked_tokens_are_those_of_torch():
     assert means(training_module, batch) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_student_that_equals_its_teacher_has_nothing_to_learn():
-    same = tuple(loss for loss in EVERY if not isinstance(loss, MaskedTokens | Relations))
-    training_module = build_training_module((*same, Relations(1.0, 8)), shape(), shape())
-    training_module.model.load_state_dict(training_module.teacher.state_dict())
-    losses = training_module(batch_of())
-    assert {name: loss.total.item() for name, loss in losses.items()} == pytest.approx(
-        dict.fromkeys(losses, 0.0), abs=1e-9
-    )
-    torch.stack([loss.total for loss in losses.values()]).sum().backward()
-    slopes = [p.grad.abs().max().item() for _, p in training_module.trained_parameters()]
-    assert max(slopes) < 1e-9
-
-
 def test_splits_of_a_step_do_not_change_its_gradient():
     training_module = build_training_module(EVERY, shape(), shape(depth=4))
     all_of_them = sequences((9, 4, 14, 8))

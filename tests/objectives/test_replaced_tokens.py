@@ -118,17 +118,6 @@ def test_both_losses_are_those_of_transformers(embedding, tmp_path):
     }
 
 
-def test_the_first_losses_are_those_of_chance():
-    torch.manual_seed(0)
-    models = {role: Model(*spec) for role, spec in ReplacedTokens().models(shape_of()).items()}
-    training_module = ReplacedTokens().training_module(models, VOCABULARY).eval()
-    batch = pack(draw_sequences(ReplacedTokens()))
-    losses, weights = training_module(batch), training_module.weights(batch)
-    means = {name: loss.total.item() / weights[name] for name, loss in losses.items()}
-    assert means == pytest.approx({"masked": math.log(SIZE), "replaced": math.log(2)}, rel=0.01)
-    assert training_module.coefficients == {"replaced": 50.0}
-
-
 def test_shared_parameters_count_once(training_module):
     ours, theirs = (
         model.encoder.embedding for model in (training_module.model, training_module.generator)

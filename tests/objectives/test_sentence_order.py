@@ -207,34 +207,6 @@ def test_the_loss_is_the_formula(training_module):
     assert losses["boundary"].total.item() == pytest.approx(total, rel=1e-12)
 
 
-def test_without_weights_the_loss_is_that_of_the_bias(training_module):
-    with torch.no_grad():
-        training_module.boundary.second_norm.weight.zero_()
-        training_module.boundary.second_norm.bias.zero_()
-    batch = pack(draw_sequences(SPANS))
-    ids = torch.as_tensor(batch.targets["boundary"].ids)
-    logits = training_module.boundary.bias.expand(len(ids), -1)
-    expected = F.cross_entropy(logits, ids, reduction="sum")
-    torch.testing.assert_close(training_module(batch)["boundary"].total, expected)
-
-
-def test_its_gradient_reaches_the_borders_alone(training_module, monkeypatch):
-    batch = pack(draw_sequences(SPANS))
-    encode, kept = training_module.model.encoder.forward, []
-
-    def spy(*args, **kwargs):
-        hidden = encode(*args, **kwargs)
-        hidden.last.retain_grad()
-        kept.append(hidden.last)
-        return hidden
-
-    monkeypatch.setattr(training_module.model.encoder, "forward", spy)
-    training_module(batch)["boundary"].total.backward()
-    reached = set(torch.nonzero(kept[0].grad.abs().sum(1)).flatten().tolist())
-    targets = batch.targets["boundary"]
-    assert reached == {*targets.left.tolist(), *targets.right.tolist()}
-
-
 def test_a_run_opens_in_transformers_and_its_boundary_network_resumes(corpus, tmp_path):
     from transformers import BertForMaskedLM
 

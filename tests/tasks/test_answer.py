@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -336,18 +335,6 @@ def test_windows_part_no_neighbours_that_share_something(items, size):
         assert len(window) <= size or len({*window[size - 1 :]} - {""}) == 1
         assert len(window) >= size or window is found[-1]
     assert all(len(window) == size for window in [*engine.grouped(items, size)][:-1])
-
-
-def test_a_window_of_one_does_not_wait_for_the_next_item():
-    read = list[int]()
-
-    def items() -> Iterator[int]:
-        for number in range(3):
-            read.append(number)
-            yield number
-
-    assert next(engine.grouped(items(), 1)) == [0]
-    assert read == [0]
 
 
 CATS = "The cat sat on the mat. The cat slept."

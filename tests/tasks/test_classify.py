@@ -2,16 +2,12 @@
 
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks.base import EncodedExample, Task, TaskModel
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
@@ -98,31 +94,3 @@ def test_scores_are_of_all_predictions_in_one_pass(tmp_path):
     of_two = make_task(tmp_path, ("x", "y")).score([(TextExample("t", None, "y"), impossible)])
     assert "f1" in of_two
     assert 100 < of_two["loss"] < math.inf
-
-
-def test_a_task_has_to_say_what_it_does(tmp_path):
-    made, nothing, example = make_task(tmp_path), Task[TextExample, Any](), TextExample("ape")
-    task: TaskModel[TextExample, Any] = TaskModel(nothing, made.model, made.tokenizer, (), 16)
-    batch = pack(made.encode([example])[0].sequences)
-    for call, *arguments in (
-        (task.encode, []),
-        (task.grade, example, None),
-        (task.outputs, batch),
-        (task.losses, torch.zeros(1), batch),
-        (task.decode, example, EncodedExample((), 0, 0), []),
-        (task.score, []),
-        (nothing.read, ""),
-        (nothing.example, {}),
-        (nothing.heads, (), None),
-        (nothing.texts, example),
-    ):
-        with pytest.raises(NotImplementedError):
-            call(*arguments)
-    assert task.tuned([]) is nothing
-    assert (nothing.labels([]), nothing.directions(()), nothing.check([], [])) == ((), {}, [])
-
-
-@pytest.mark.parametrize("name", ["tokens", "window"])
-def test_a_pace_of_nothing_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
-        PredictConfig(**{name: 0})

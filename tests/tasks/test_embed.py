@@ -98,15 +98,6 @@ def test_a_vector_of_zeros_is_like_no_other():
     assert retrieval(pairs)["mrr@10"] == 0.75  # all cosines are 0: each order is as likely
 
 
-def test_long_texts_are_cut_and_counted(made):
-    _, tokenizer, _ = made
-    texts = ("ape",), ("ape " * 9,), ("ape " * 9, "bee " * 7)
-    examples = [TextExample(*some) for some in texts]
-    inputs = SentenceEmbeddingTask().encode(examples, tokenizer, (), 8)
-    assert [(item.tokens, item.cut) for item in inputs] == [(1, 0), (9, 3), (16, 4)]
-    assert [[len(s) for s in item.sequences] for item in inputs] == [[3], [8], [8, 8]]
-
-
 def test_pairs_are_scored_as_scipy_scores_them(made):
     model, tokenizer, _ = made
     draw = random.Random(0)

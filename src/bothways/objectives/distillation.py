@@ -333,7 +333,7 @@ class Distillation(Objective):
         return next((loss for loss in self.losses if isinstance(loss, cls)), None)
 
     @property
-    def vectors(self) -> set[str]:
+    def vectors(self) -> set[Literal["none", "masked", "all"]]:
         """The vectors that the losses read, as `StudentLoss.vectors`."""
         return {loss.vectors for loss in self.losses} - {"none"}
 
