@@ -3,7 +3,6 @@ found again from ideal scores, in every script."""
 
 import dataclasses
 import itertools
-import json
 import re
 import unicodedata
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError
 from bothways.core.source import Sequence
 from bothways.finetuning import data as labelled
 from bothways.finetuning.data import examine
@@ -26,7 +25,7 @@ from bothways.model.positions import Learned
 from bothways.prediction import engine
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.predictions import AnswerPrediction
-from bothways.tasks.question_answering.examples import ANYWHERE, Question
+from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
 from bothways.tasks.text_task import windows
 from bothways.text.tokenizer import Tokenizer
@@ -275,24 +274,6 @@ def test_what_no_answer_reaches():
     none, definition = Question("q", "dog", CONTEXT, (), True), QuestionAnsweringTask()
     assert definition.baseline([ONE, none, none, none]) == {"f1": 0.75, "em": 0.75, "f1_best": 0.75}
     assert definition.baseline([ONE]) == definition.baseline([none]) == {}
-
-
-@pytest.mark.parametrize(
-    ("question", "context", "answer"),
-    [("question", "context", "answer"), ("query", "passage", "answer_text")],
-)
-def test_columns_of_other_names_are_found_in_files_and_in_rows(tmp_path, question, context, answer):
-    row = {question: "dog", context: "ape", answer: "ape"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    task = QuestionAnsweringTask()
-    [read] = task.read(str(tmp_path / "rows.jsonl")).examples
-    held = task.example(row)
-    assert read.answers == held.answers == (("ape", ANYWHERE),)
-    assert (held.question, held.context) == ("dog", "ape")
-    del row[answer]
-    assert not task.example(row).annotated
-    with pytest.raises(DataError, match=r"cannot tell which column has the answers"):
-        task.example(row, labelled=True)
 
 
 def test_each_context_is_tokenized_once(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def test_an_unknown_label_does_not_list_all_labels():
             TagExample(("In", "Oslo", "."), None, text="In Oslo.", starts=(0, 3, 7)),
         ),
         (
-            QuestionAnsweringTask(), {"id": "7", "question": "Who?", "context": "A cat.", "answers": "cat"},
+            QuestionAnsweringTask(), {"id": "7", "query": "Who?", "passage": "A cat.", "answer_text": "cat"},
             Question("7", "Who?", "A cat.", (("cat", -1),), False),
         ),
     ],
