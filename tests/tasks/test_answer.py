@@ -289,11 +289,6 @@ def test_each_context_is_tokenized_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode_with_offsets", counting)
     assert len(list(predict(task, questions))) == len(questions)
     assert sorted(seen) == ["a dog runs", "the cat"]
-    seen.clear()
-    inputs = task.task.encode(questions, task.tokenizer, (), LENGTH)
-    fresh = make_task(tmp_path)
-    assert len(engine.predict_encoded(fresh, questions[::2], inputs[::2])) == 4
-    assert sorted(seen) == ["a dog runs", "the cat"]
     # Though windows part the questions on one context.
     ordered = sorted(questions, key=lambda q: q.context)
     monkeypatch.setattr(labelled, "ENCODED", 3)
