@@ -221,11 +221,7 @@ def generator_of(encoder: EncoderConfig, size: Narrower | Shallower) -> EncoderC
 
 
 class Offset(nn.Module):
-    """A parametrization: a table is another one, without gradient, plus a difference.
-
-    Args:
-        base: the other table; it stays part of its own model only.
-    """
+    """A parametrization: a table is another one, `base`, without gradient, plus a difference."""
 
     def __init__(self, base: nn.Embedding) -> None:
         super().__init__()

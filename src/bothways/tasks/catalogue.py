@@ -68,11 +68,7 @@ def _plain(name: str) -> str:
 
 
 def trainable_task(name: str) -> Trainable:
-    """Return the task with this name or alias, with its defaults.
-
-    Raises:
-        ConfigError: no task has this name, or models are not fine-tuned for it.
-    """
+    """Return the task with this name or alias; ConfigError for one that needs no fine-tuning."""
     kind = task_kind(name)
     if kind not in TASKS:
         message = f"{name!r} needs no fine-tuning; models are fine-tuned for {', '.join(TASKS)}"

@@ -368,11 +368,7 @@ def cell_of(row: Row, column: str, location: str) -> Any:
 
 
 def text_of(row: Row, column: str, location: str) -> str:
-    """Return the text in a column; empty for null and NaN.
-
-    Raises:
-        DataError: the row lacks the column, or its value is not a text.
-    """
+    """Return the text in a column, empty for null and NaN; DataError for other values."""
     value = cell_of(row, column, location)
     if isinstance(value, float) and math.isnan(value):  # as pandas marks an absent text
         return ""
@@ -383,11 +379,7 @@ def text_of(row: Row, column: str, location: str) -> str:
 
 
 def label_of(value: Any, column: str, location: str) -> str | None:
-    """Return a label as text; None for an absent one.
-
-    Raises:
-        DataError: the value cannot be a label, such as a list.
-    """
+    """Return a label as text, None for an absent one; DataError for a list or an object."""
     if is_absent(value):
         return None
     match value:

@@ -155,11 +155,7 @@ def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
 def check_overlap(
     train: Many[Any], dev: Many[Any], key: Callable[[Any], Hashable], kind: str
 ) -> list[Finding]:
-    """Report development examples that are in the training data.
-
-    Args:
-        key: returns what identifies an example: everything but its labels.
-    """
+    """Report development examples in the training data, by a key of all but their labels."""
     train_keys = {key(example) for example in train}
     shared = [example.where for example in dev if key(example) in train_keys]
     fault = f"of {len(dev)} dev {kind} is|are also in the training data"

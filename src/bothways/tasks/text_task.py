@@ -97,11 +97,7 @@ LABEL = Column("label", "label", LABELS, ("sentiment", "intent", "emotion", "top
 
 
 def example_of(row: base.Row, columns: TextColumns, where: str) -> TextExample:
-    """Return the example in a row.
-
-    Raises:
-        DataError: a column is missing, a text is not a text, or a label cannot be one.
-    """
+    """Return the example in a row; DataError for an absent column or a value of another type."""
     text, text_b = texts_of_row(row, columns, where)
     label = None
     if columns.label is not None:

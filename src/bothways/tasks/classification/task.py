@@ -285,11 +285,7 @@ NEEDS_ENTAILMENT = "Choose a model for natural language inference, such as one t
 
 
 class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
-    """Candidates with a model that has outputs for entailment; see `TaskModel`.
-
-    Raises:
-        ConfigError: there is no candidate, or the model has no output that the task needs.
-    """
+    """Candidates with a model of entailment; see `TaskModel`. ConfigError for other labels."""
 
     task: ZeroShotTask
 

@@ -373,11 +373,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     def _sequences(
         self, ids: Ids, words: NDArray[np.int32], tokenizer: Tokenizer, since: int = 0
     ) -> Iterator[Sequence]:
-        """Yield the sequences in which the tokens from `since` on are predicted.
-
-        Args:
-            words: the word of each token, ascending `(tokens)`.
-        """
+        """Yield sequences that predict the tokens from `since` on; words ascend `(tokens)`."""
         bare, first = assemble(ids, None, tokenizer.template), len(tokenizer.template.before)
         starts = stops = np.arange(first, first + len(ids))
         if self.variant == "word_l2r":

@@ -248,12 +248,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
 
 
 def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool_]:
-    """Return the labels that the majority baseline has, by micro-F1.
-
-    Args:
-        counts: number of examples with each label.
-        examples: number of examples.
-    """
+    """Return the labels of the majority baseline by micro-F1, from the examples with each label."""
     # F1 of the k most frequent labels for all n examples: 2·Σ right / (k·n + Σ true)
     order = np.argsort(-counts, kind="stable")
     number = np.arange(1, len(counts) + 1)

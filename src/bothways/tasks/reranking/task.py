@@ -157,12 +157,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
             yield replace(group[0], documents=documents, labels=labels if known else None)
 
     def parse(self, row: base.Row, columns: text_task.TextColumns, where: str) -> RankExample:
-        """Return the example in a row.
-
-        Raises:
-            DataError: a column is missing, or its value is not a text, a list of texts, or the
-                labels of the documents.
-        """
+        """Return the example in a row; DataError for other values than texts and their labels."""
         assert isinstance(columns, RankColumns)
         assert columns.text is not None
         assert columns.text_b is not None

@@ -268,12 +268,7 @@ def text_key(text: str) -> int:
 
 
 def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample:
-    """Return the example in a row.
-
-    Raises:
-        DataError: a column is missing, or its value is not a text, a list of texts, a label or the
-            scores of the documents.
-    """
+    """Return the example in a row; DataError for other values than texts, a label or scores."""
     assert columns.text is not None
     text = tables.text_of(row, columns.text, where)
     positives = () if columns.text_b is None else _texts(row, columns.text_b, where)
@@ -366,11 +361,7 @@ def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
 
 
 def loss_for(examples: Many[VectorExample]) -> losses.VectorLoss:
-    """Return the loss that is usual for examples of this form.
-
-    Raises:
-        DataError: an example without a second text, a label or negatives.
-    """
+    """Return the loss that is usual for examples of this form; DataError for single texts alone."""
     first = examples[0]
     if any(example.scores for example in examples):
         return losses.TeacherKL()

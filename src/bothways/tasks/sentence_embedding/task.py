@@ -404,12 +404,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return model.config.width * layers * poolings
 
     def bind(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Embedder:
-        """Bind the task to any model.
-
-        Raises:
-            ConfigError: a layer that the model does not have, or pooled vectors that its Dense
-                layers do not read.
-        """
+        """Bind the task; ConfigError for layers or a width that the model does not have."""
         projection, width = projection_of(model), self.pooled_width(model)
         if projection is not None and projection.inputs != width:
             message = f"gives {width} components, and the folder's Dense layer reads "

@@ -459,11 +459,7 @@ def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
 def tag_example(
     row: Row, columns: TagColumns, where: str, splitter: running_text.Splitter
 ) -> TagExample:
-    """Return the example in a row.
-
-    Raises:
-        DataError: a column is missing, or its value is not a list of words or of tags.
-    """
+    """Return the example in a row; DataError for other values than words, tags, text and spans."""
     assert columns.text is not None
     words, label = tables.cell_of(row, columns.text, where), columns.label
     tags: Sentence | None = None

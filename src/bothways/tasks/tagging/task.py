@@ -223,11 +223,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return check_tagged(train, dev, self.scheme)
 
     def gold_tags(self, example: TagExample, labels: Many[str]) -> tuple[str, ...]:
-        """Return the tags of an example in the scheme of the model's labels.
-
-        Raises:
-            DataError: it has no tags, or one that is not among `labels`.
-        """
+        """Return the tags of an example in the scheme of `labels`; DataError for others."""
         originals = base.required(example.tags, example.where, "tags")
         tags = schemes.as_labels(originals, labels) if self.spells(labels) else originals
         for number, (original, tag) in enumerate(zip(originals, tags, strict=True), 1):
