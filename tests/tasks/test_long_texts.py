@@ -33,15 +33,15 @@ def words_of(fit: Fit, folder: Path, a: str, b: str | None = None) -> tuple[list
 
 
 def test_a_long_text_is_read_by_its_beginning_its_ends_or_whole(tmp_path):
-    assert words_of(Fit(8), tmp_path, LONG) == (["[CLS] ape bee cat dog elk fox [SEP]"], 4)
-    ends = ["[CLS] ape fox gnu hen ibis jay [SEP]"]
-    assert words_of(Fit(8, "head_tail"), tmp_path, LONG) == (ends, 4)
-    every = [f"[CLS] {window} [SEP]" for window in WINDOWS]
-    assert words_of(Fit(8, "windows"), tmp_path, LONG) == (every, 0)
+    for long_texts, texts, cut in (
+        ("truncate", ["ape bee cat dog elk fox"], 4),
+        ("head_tail", ["ape fox gnu hen ibis jay"], 4),
+        ("windows", WINDOWS, 0),
+    ):
+        expected = [f"[CLS] {text} [SEP]" for text in texts]
+        assert words_of(Fit(8, long_texts), tmp_path, LONG) == (expected, cut)
+        assert words_of(Fit(12, long_texts), tmp_path, LONG) == ([f"[CLS] {LONG} [SEP]"], 0)
     assert len(words_of(Fit(8, "windows", stride=1), tmp_path, LONG)[0]) == 5
-    for long_texts in ("truncate", "head_tail", "windows"):
-        short = words_of(Fit(12, long_texts), tmp_path, LONG)
-        assert short == ([f"[CLS] {LONG} [SEP]"], 0)
 
 
 def test_windows_move_over_the_longer_of_two_texts(tmp_path):
