@@ -1,6 +1,5 @@
 """Scores: equal to transformers' regression, packed as alone, scored as scipy does, and refused where they are no numbers."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -49,26 +48,6 @@ def test_scores_are_read_from_files_as_classes_are(tmp_path):
     first, second = reading.examples
     assert (first.text, first.text_b, first.label) == ("ape", "bee", "2.50")
     assert second.label is None
-
-
-def test_flaws_of_scores_are_found():
-    fair = [TextExample(f"t{n}", None, str(n / 2), f"a:{n}") for n in range(9)]
-    assert RegressionTask().check(fair, []) == []
-    new, newer = TextExample("new", None, "1.5"), TextExample("newer", None, "2")
-    assert RegressionTask().check(fair, [new, newer]) == []
-    strange = [TextExample("t", None, "x", "b:1"), TextExample("u", None, "nan", "b:2")]
-    flat = [TextExample("a", None, "2"), TextExample("b", None, "2.0")]
-    for train, dev, kind, message in (
-        ([*fair, *strange], [], "labels error", "^2 labels are not numbers: b:1 .'x'., b:2 .'nan'.$"),
-        ([*fair, TextExample(" ", None, "1", "b:3")], [], "rows error", "an empty text: b:3$"),
-        ([*fair, TextExample("t", None, None, "b:4")], [], "labels error", "^1 example has no label"),
-        (fair, [fair[3], newer], "overlap warning", "also in the training data"),
-        (flat, [], "balance error", "all training examples have the score 2"),
-        (fair, flat, "balance warning", "all dev examples have the score 2"),
-    ):  # fmt: skip
-        (found,) = RegressionTask().check(train, dev)
-        assert f"{found.check} {found.severity}" == kind
-        assert re.search(message, found.what)
 
 
 def test_scores_far_from_0_have_units_of_their_own():

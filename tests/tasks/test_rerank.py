@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -234,30 +233,6 @@ def test_relevant_documents_and_others(positive, negative):
 def test_rows_that_are_no_rankings(row, message):
     with pytest.raises(DataError, match=message):
         RerankingTask().example(row, where="row 3")
-
-
-def findings(train: list[RankExample], dev: list[RankExample]) -> list[tuple[str, str]]:
-    return [(found.severity, found.what) for found in RerankingTask().check(train, dev)]
-
-
-def test_flaws_of_rankings_are_found():
-    fair = [RankExample(f"q{n}", ("a", "b"), (1.0, 0.0), f"t:{n}") for n in range(4)]
-    assert findings(fair, []) == []
-    graded = RankExample("new", ("a", "b"), (3.0, 0.0), "d:1")
-    assert findings(fair, [graded]) == []
-    lost = RankExample("x", ("a",), (0.0,), "d:2")
-    for train, dev, severity, message in (
-        ([*fair, graded], [], "error", "1 training example has labels above 1: d:1"),
-        (fair, [lost], "warning", "1 dev query has no relevant document, and count 0 .*: d:2"),
-        (fair, [fair[1]], "warning", "1 of 1 dev queries is also in the training data: t:1"),
-        ([*fair, RankExample("q", (), (), "t:9")], [], "error", "1 example has no document: t:9"),
-        ([*fair, RankExample("q", (" ",), (1.0,), "t:9")], [], "error", "empty text: t:9"),
-        ([*fair, RankExample("q", ("a",), None, "t:9")], [], "error", "1 example has no label"),
-        ([RankExample("q", ("a",), (1.0,))], [], "error", "^all training documents have the label 1:"),
-    ):  # fmt: skip
-        found = findings(train, dev)[0]
-        assert found[0] == severity
-        assert re.search(message, found[1])
 
 
 def test_a_constant_answer_is_a_random_order(tmp_path):
