@@ -38,7 +38,7 @@ from bothways.data.tables import TableRow
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.tasks import base, text_checks
-from bothways.tasks.metrics import TINY
+from bothways.tasks.metrics import TINY, Confusion, classification_metrics
 from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.tagging import schemes
 from bothways.tasks.tagging.examples import (
@@ -301,17 +301,37 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def score(
         self, results: base.Results[TagExample, TagPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return the metrics of `TagCounts.scores`."""
-        counts = schemes.TagCounts(labels, self.spells(labels))
+        """Return the metrics, in memory that does not grow with the data.
+
+        Returns:
+            For entities "f1", "precision" and "recall" by conlleval's rule, the same with
+            "_strict", and for each type, such as "f1/PER". For plain tags "f1", the mean over the
+            tags. For words "accuracy" and "loss" (mean cross-entropy, in nats).
+        """
+        entities, scheme = self.spells(labels), schemes.scheme_of(labels)
         index = {label: position for position, label in enumerate(labels)}
+        confusion, loss = Confusion(len(labels)), 0.0
+        loose, strict = schemes.EntityCounts(), schemes.EntityCounts()
         for example, prediction in results:
-            tags = self.gold_tags(example, labels)
+            tags, predicted = self.gold_tags(example, labels), prediction.tags
             columns = np.array([index[tag] for tag in tags], dtype=np.int64)
+            confusion.pairs.update(
+                zip(columns.tolist(), map(index.__getitem__, predicted), strict=True)
+            )
             selected = prediction.probabilities[np.arange(len(tags)), columns]
-            counts.add(tags, prediction.tags, -float(np.log(np.maximum(selected, TINY)).sum()))
-        if not counts.words:
+            loss -= float(np.log(np.maximum(selected, TINY)).sum())
+            if entities:
+                loose.add(schemes.chunks(tags), schemes.chunks(predicted))
+                strict.add(*(schemes.strict_chunks(some, scheme) for some in (tags, predicted)))
+        if not (words := confusion.total):
             raise base.nothing_to_score("word")
-        return counts.scores()
+        of_words = {"accuracy": float(confusion.right.sum()) / words, "loss": loss / words}
+        if not entities:
+            return {"f1": classification_metrics(confusion)["f1_macro"], **of_words}
+        scores = loose.scores() | strict.scores("_strict") | of_words
+        for kind in schemes.types_of(labels):
+            scores |= loose.scores(f"/{kind}", kind)
+        return scores
 
     def grade(self, example: TagExample, prediction: TagPrediction, labels: Many[str]) -> float:
         """Return the F1 of the sentence's entities, 1 without any; the accuracy of plain tags."""
