@@ -156,106 +156,6 @@ class EncodedTexts(EncodedExample):
         return [values[end - count : end] for end, count in zip(ends, self.windows, strict=True)]
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The treatment of texts that are longer than the model's input.
-
-    Attributes:
-        length: maximum length of a sequence in tokens, special tokens included.
-        long_texts: what to do with longer texts.
-        stride: tokens from one window to the next; None for half a window.
-    """
-
-    length: int
-    long_texts: LongTexts = "truncate"
-    stride: int | None = None
-
-    def single(self, ids: Ids, template: Template, prompt: int = 0) -> tuple[list[Sequence], int]:
-        """Return the sequences of a text, and the number of tokens that are in none of them.
-
-        Args:
-            prompt: the number of tokens at the start of `ids` that begin each sequence.
-
-        Raises:
-            ConfigError: the prompt leaves no room for a text.
-        """
-        room = self.length - template.single - prompt
-        if room < 1:
-            message = f"has {prompt} tokens, and a sequence has {self.length}"
-            raise ConfigError(message, where="prompt", fix="Shorten the prompt, or set a length.")
-        lead, remaining = ids[:prompt], ids[prompt:]
-        chunks, cut = self._parts(remaining, room)
-        chunks = [np.concatenate([lead, chunk]) for chunk in chunks] if prompt else chunks
-        return [assemble(chunk, None, template) for chunk in chunks], cut
-
-    def pair(self, a: Ids, b: Ids, template: Template) -> tuple[list[Sequence], int]:
-        """Return the sequences of two texts, and the number of tokens that are in none of them.
-
-        Windows move over the longer text; the other one keeps at most half of the room.
-        """
-        room = self.length - template.pair
-        first, second = truncated(len(a), len(b), room)
-        if self.long_texts == "windows" and len(a) + len(b) > room:
-            is_first = len(a) > len(b)  # the text over which the windows move
-            shorter, longer = (b, a) if is_first else (a, b)
-            fixed = shorter[: room // 2]  # in each of the windows
-            chunks, _ = self._parts(longer, room - len(fixed))
-            pairs = [(chunk, fixed) if is_first else (fixed, chunk) for chunk in chunks]
-            return [assemble(*pair, template) for pair in pairs], len(shorter) - len(fixed)
-        ((a_ids,), cut_a), ((b_ids,), cut_b) = self._parts(a, first), self._parts(b, second)
-        return [assemble(a_ids, b_ids, template)], cut_a + cut_b
-
-    def _parts(self, ids: Ids, room: int) -> tuple[list[Ids], int]:
-        """Return the parts of a text, of at most `room` tokens, and how many tokens are missing."""
-        if len(ids) <= room:
-            return [ids], 0
-        match self.long_texts:
-            case "truncate":
-                return [ids[:room]], len(ids) - room
-            case "head_tail":
-                head = room // HEAD
-                # Beginning and end: best for classification in Sun et al. 2019.
-                head_and_tail = np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])
-                return [head_and_tail], len(ids) - room
-            case "windows":
-                stride = self.stride or max(1, room // 2)
-                chunks = windows(len(ids), room, stride, full=True)
-                return [ids[chunk.start : chunk.stop] for chunk in chunks], 0
-            case _:
-                assert_never(self.long_texts)
-
-
-def encode_texts(
-    examples: Many[Texts], targets: Many[Targets], tokenizer: Tokenizer, fit: Fit
-) -> list[EncodedExample]:
-    """Encode texts and pairs; each sequence has its example's target under the name "label".
-
-    Where long texts are read in windows, each sequence also has its "weight": the windows of a text
-    weigh as much together as one short text.
-    """
-    firsts = tokenizer.encode([e.text for e in examples])
-    seconds = iter(tokenizer.encode([e.text_b for e in examples if e.text_b is not None]))
-    template, results = tokenizer.template, []
-    for example, a, target in zip(examples, firsts, targets, strict=True):
-        if example.text_b is None:
-            tokens, (chunks, cut) = len(a), fit.single(a, template)
-        else:
-            b = next(seconds)
-            tokens, (chunks, cut) = len(a) + len(b), fit.pair(a, b, template)
-        targets_of_example: dict[str, Targets] = {"label": target}
-        if fit.long_texts == "windows":
-            weight = np.array([1 / len(chunks)], dtype=np.float32)
-            targets_of_example["weight"] = WindowWeight(weight)
-        # [CLS], which the head reads, is global in Longformer.
-        masks = (np.arange(len(chunk.ids)) == 0 for chunk in chunks)
-        sequences = tuple(
-            Sequence(chunk.ids, chunk.segments, targets_of_example, global_attention_mask=mask)
-            for chunk, mask in zip(chunks, masks, strict=True)
-        )
-        results.append(EncodedExample(sequences, tokens, cut))
-    return results
-
-
 def together(texts: Many[Sequence]) -> Sequence:
     """Return one sequence of texts that do not attend to each other, with their targets."""
     starts = [0, *itertools.accumulate(len(text) for text in texts)][:-1]
@@ -396,11 +296,89 @@ class LongTextTask(TextTask[P]):
     ) -> Many[base.EncodedExample]:
         index = {label: number for number, label in enumerate(labels)}
         targets = [self.target(example, index) for example in examples]
-        return encode_texts(examples, targets, tokenizer, self.fit(length))
+        return self.encode_texts(examples, targets, tokenizer, length)
 
-    def fit(self, length: int) -> Fit:
-        """Return the treatment of texts that are longer than a length."""
-        return Fit(length, self.long_texts, self.stride)
+    def encode_texts(
+        self, examples: Many[Texts], targets: Many[Targets], tokenizer: Tokenizer, length: int
+    ) -> list[EncodedExample]:
+        """Encode texts and pairs; each sequence has its example's target under the name "label".
+
+        Where long texts are read in windows, each sequence also has its "weight": the windows of a
+        text weigh as much together as one short text.
+        """
+        firsts = tokenizer.encode([e.text for e in examples])
+        seconds = iter(tokenizer.encode([e.text_b for e in examples if e.text_b is not None]))
+        template, results = tokenizer.template, []
+        for example, a, target in zip(examples, firsts, targets, strict=True):
+            if example.text_b is None:
+                tokens, (chunks, cut) = len(a), self.single(a, template, length)
+            else:
+                b = next(seconds)
+                tokens, (chunks, cut) = len(a) + len(b), self.pair(a, b, template, length)
+            named: dict[str, Targets] = {"label": target}
+            if self.long_texts == "windows":
+                named["weight"] = WindowWeight(np.array([1 / len(chunks)], dtype=np.float32))
+            # [CLS], which the head reads, is global in Longformer.
+            masked = ((chunk, np.arange(len(chunk)) == 0) for chunk in chunks)
+            sequences = (Sequence(x.ids, x.segments, named, (), mask) for x, mask in masked)
+            results.append(EncodedExample(tuple(sequences), tokens, cut))
+        return results
+
+    def single(
+        self, ids: Ids, template: Template, length: int, prompt: int = 0
+    ) -> tuple[list[Sequence], int]:
+        """Return the sequences of a text, and the number of tokens that are in none of them.
+
+        Args:
+            prompt: the number of tokens at the start of `ids` that begin each sequence.
+
+        Raises:
+            ConfigError: the prompt leaves no room for a text.
+        """
+        room = length - template.single - prompt
+        if room < 1:
+            message = f"has {prompt} tokens, and a sequence has {length}"
+            raise ConfigError(message, where="prompt", fix="Shorten the prompt, or set a length.")
+        lead, remaining = ids[:prompt], ids[prompt:]
+        chunks, cut = self._parts(remaining, room)
+        chunks = [np.concatenate([lead, chunk]) for chunk in chunks] if prompt else chunks
+        return [assemble(chunk, None, template) for chunk in chunks], cut
+
+    def pair(self, a: Ids, b: Ids, template: Template, length: int) -> tuple[list[Sequence], int]:
+        """Return the sequences of two texts, and the number of tokens that are in none of them.
+
+        Windows move over the longer text; the other one keeps at most half of the room.
+        """
+        room = length - template.pair
+        first, second = truncated(len(a), len(b), room)
+        if self.long_texts == "windows" and len(a) + len(b) > room:
+            is_first = len(a) > len(b)  # the text over which the windows move
+            shorter, longer = (b, a) if is_first else (a, b)
+            fixed = shorter[: room // 2]  # in each of the windows
+            chunks, _ = self._parts(longer, room - len(fixed))
+            pairs = [(chunk, fixed) if is_first else (fixed, chunk) for chunk in chunks]
+            return [assemble(*pair, template) for pair in pairs], len(shorter) - len(fixed)
+        ((a_ids,), cut_a), ((b_ids,), cut_b) = self._parts(a, first), self._parts(b, second)
+        return [assemble(a_ids, b_ids, template)], cut_a + cut_b
+
+    def _parts(self, ids: Ids, room: int) -> tuple[list[Ids], int]:
+        """Return the parts of a text, of at most `room` tokens, and how many tokens are missing."""
+        if len(ids) <= room:
+            return [ids], 0
+        match self.long_texts:
+            case "truncate":
+                return [ids[:room]], len(ids) - room
+            case "head_tail":
+                head = room // HEAD
+                # Beginning and end: best for classification in Sun et al. 2019.
+                head_and_tail = np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])
+                return [head_and_tail], len(ids) - room
+            case "windows":
+                stride = self.stride or max(1, room // 2)
+                chunks = windows(len(ids), room, stride, full=True)
+                return [ids[chunk.start : chunk.stop] for chunk in chunks], 0
+            case _:
+                assert_never(self.long_texts)
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
             query = prompt + example.query
             pairs += [text_task.TextExample(query, text) for text in example.documents]
             targets += [LabelTargets(np.array([label], dtype=np.float32)) for label in values]
-        encoded = iter(text_task.encode_texts(pairs, targets, tokenizer, self.fit(length)))
+        encoded = iter(self.encode_texts(pairs, targets, tokenizer, length))
         return [text_task.EncodedTexts.of([next(encoded) for _ in e.documents]) for e in examples]
 
     def score(

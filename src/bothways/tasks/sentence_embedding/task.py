@@ -304,7 +304,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[EncodedTexts]:
         """Return [CLS] A [SEP], and sequences of its own for a second text."""
-        fit, results = self.fit(length), []
+        results = []
         prompts = [self._prompts(example) for example in examples]
         prompt_lengths = {
             text: len(tokenizer.encode([text])[0]) if text else 0
@@ -318,7 +318,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             targets = example.targets() if isinstance(example, VectorExample) else None
             for number, prompt in enumerate(used):
                 ids, count = next(rows), prompt_lengths[prompt]
-                sequences, cut = fit.single(ids, tokenizer.template, count)
+                sequences, cut = self.single(ids, tokenizer.template, length, count)
                 # Without a prompt, [CLS] is pooled, too.
                 skip = count and count + len(tokenizer.template.before)
                 for at, sequence in enumerate(sequences):
