@@ -55,17 +55,6 @@ def test_lengths_that_the_model_cannot_have_are_refused(tmp_path, length):
         make_task(tmp_path, length=length)
 
 
-def test_predicting_leaves_the_mode_and_the_gradients_alone(tmp_path):
-    task = make_task(tmp_path)
-    for training, inner in ((True, True), (False, True), (False, False)):
-        task.train(training)
-        task.model.train(inner)
-        first, second = (list(predict(task, make_examples(8))) for _ in range(2))
-        assert first == second  # no dropout
-        assert task.training is training
-    assert all(parameter.grad is None for parameter in task.parameters())
-
-
 def test_examples_are_read_as_they_are_needed(tmp_path):
     task, read = make_task(tmp_path), []
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from scipy import stats
 
 import bothways
@@ -27,7 +26,7 @@ from bothways.tasks.sentence_embedding.task import (
     SentenceEmbeddingTask,
     save_sentence_encoder,
 )
-from bothways.tasks.sentence_embedding.vectors import Agreement, retrieval
+from bothways.tasks.sentence_embedding.vectors import retrieval
 from bothways.tasks.text_task import TextExample
 from closeness import assert_close
 from commands import run_line
@@ -113,20 +112,6 @@ def test_pairs_are_scored_as_scipy_scores_them(made):
     rows = np.concatenate([p.vectors for p in predictions])
     mean = (rows @ rows.T)[~np.eye(60, dtype=bool)].mean()
     assert found["anisotropy"] == pytest.approx(mean, abs=1e-5)
-
-
-@given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 10**6))
-def test_anisotropy_is_the_mean_over_all_pairs_of_texts(pairs, cells, seed):
-    rng = np.random.default_rng(seed)
-    vectors = (rng.normal(size=(pairs, 2, cells, 5)) + rng.normal(size=5)).astype(np.float32)
-    agreement = Agreement()
-    for row in vectors:
-        agreement.add(float(rng.normal()), row)
-    for cell, found in enumerate(agreement.cells()):
-        rows = vectors[:, :, cell].reshape(-1, 5).astype(np.float64)
-        units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        mean = (units @ units.T)[~np.eye(2 * pairs, dtype=bool)].mean()
-        assert found.anisotropy == pytest.approx(mean, abs=1e-6)
 
 
 def test_the_columns_of_sts_are_known(tmp_path):

@@ -124,6 +124,8 @@ def test_what_is_no_flaw_is_not_reported():
     dev = [replace(CHOICES[0], endings=("new", "newer")), replace(CHOICES[1], context="another")]
     assert "overlap" not in {finding.check for finding in ChoiceTask().check(CHOICES, dev)}
     assert not any("'|'" in f.what for f in MultilabelTask(separator="|").check(PIPED, []))
+    lists = [replace(ranks, joined=False) for ranks in AGAIN]  # whatever their order
+    assert RerankingTask().check(lists, []) == []
     assert RerankingTask().check(QUERIES, [GRADED]) == RerankingTask().check(QUERIES, []) == []
     assert RegressionTask().check(SCORES, scored("1.5", "2")) == []
 

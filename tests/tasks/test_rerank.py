@@ -187,22 +187,6 @@ def test_rows_with_and_without_a_label_are_not_one_example(tmp_path):
     assert found == [(("bee",), (1.0,)), (("cat", "dog"), None)]
 
 
-def test_only_scattered_rows_of_a_query_are_reported(tmp_path):
-    """A row with a list is an example, in whatever order the rows are."""
-
-    def advice(name: str, content: str) -> list[str | None]:
-        (tmp_path / name).write_text(content)
-        examples = list(RerankingTask().read(str(tmp_path / name)).examples)
-        return [f.fix for f in RerankingTask().check(examples, []) if "earlier one" in f.what]
-
-    head = "query\tdocument\tlabel\n"
-    assert advice("a.tsv", f"{head}ape\tbee\t1\nhen\tcat\t0\nape\tdog\t0\n") == [
-        "Sort the rows by query."
-    ]
-    row = json.dumps({"query": "ape", "documents": ["bee", "cat"], "labels": [1, 0]})
-    assert advice("a.jsonl", f"{row}\n" * 2) == []
-
-
 @pytest.mark.parametrize(("positive", "negative"), [("pos", "neg"), ("positives", "negatives")])
 def test_relevant_documents_and_others(positive, negative):
     row = {"query": "ape", positive: ["bee"], negative: ["cat", "dog"]}
