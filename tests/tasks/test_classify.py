@@ -11,7 +11,7 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
-from toy_task import VOCABULARY, make_examples, make_task, make_text, make_tokenizer
+from toy_task import VOCABULARY, make_examples, make_task, make_tokenizer
 
 
 def ids_of(text: str) -> list[int]:
@@ -53,21 +53,6 @@ def test_lengths_that_the_model_cannot_have_are_refused(tmp_path, length):
     message = rf"^length: must be from 5 to the encoder's 24 positions, not {length}"
     with pytest.raises(ConfigError, match=message):
         make_task(tmp_path, length=length)
-
-
-def test_examples_are_read_as_they_are_needed(tmp_path):
-    task, read = make_task(tmp_path), []
-
-    def endless():
-        draw = random.Random(0)
-        while True:
-            read.append(1)
-            yield TextExample(make_text(draw, 5), None, "x")
-
-    stream = predict(task, endless(), PredictConfig(window=4))
-    for count in range(1, 11):
-        next(stream)
-        assert len(read) == 4 * math.ceil(count / 4)
 
 
 def test_scores_are_of_all_predictions_in_one_pass(tmp_path):
