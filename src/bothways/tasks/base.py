@@ -307,11 +307,7 @@ class Task(Generic[E, P]):
         raise NotImplementedError
 
     def tuned(self: T, results: Results[Any, Any], labels: Many[str], metric: str) -> T:
-        """Return the task with settings chosen on development data, such as thresholds.
-
-        Args:
-            metric: the metric to optimize, where the task has a choice.
-        """
+        """Return the task with settings, such as thresholds, that are best for a metric."""
         return self
 
     def output_scale(self, train: Many[E]) -> OutputScale | None:

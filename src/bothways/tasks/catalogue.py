@@ -44,11 +44,7 @@ ALIASES = {alias: kind for kind, task in ALL_TASKS.items() for alias in task.ali
 
 
 def task_kind(name: str) -> str:
-    """Return the kind of the task with this name or alias: "tag" for "tag", "ner" and "NER".
-
-    Raises:
-        ConfigError: no task has this name.
-    """
+    """Return the kind of the task with this name or alias, "tag" for "NER"; or ConfigError."""
     plain = _plain(name)
     kind = name if name in ALL_TASKS else ALIASES.get(plain, plain)
     if kind not in ALL_TASKS:

@@ -346,11 +346,8 @@ def guess_column(
 
 
 def cell_of(row: Row, column: str, location: str) -> Any:
-    """Return the value in a column.
-
-    Raises:
-        DataError: the row lacks the column, or its value has half of a surrogate pair, which JSON
-            can hold, or a huge number.
+    """Return the value in a column; DataError for a row without it, half of a surrogate pair, which
+    JSON can hold, or a huge number.
     """
     if column not in row:
         message = f"the row has no column {column!r}; it has {listed([*row], MOST)}"

@@ -108,13 +108,7 @@ def check_case(labels: Many[str]) -> list[Finding]:
 def check_known(
     train: Many[str], dev: Iterable[tuple[str, str]], consequence: str = ""
 ) -> list[Finding]:
-    """Report labels of one set that the other lacks, and those that differ in case only.
-
-    Args:
-        train: the labels of the training data.
-        dev: the labels of the development data, each with its source.
-        consequence: that of a label without a development example.
-    """
+    """Report labels that one set lacks, with the consequence for dev data, and labels alike."""
     held_out = [*dev]
     dev_labels = {label for label, _ in held_out}
     unknown = [f"{location} ({label!r})" for label, location in held_out if label not in train]

@@ -149,11 +149,7 @@ class MaskFiller(base.TaskModel[TextExample, FillPrediction]):
         first: Int[Tensor, " top"],
         scores: Float[Tensor, " top"],
     ) -> tuple[Int[Tensor, "top masks"], Float[Tensor, " top"]]:
-        """Return the best fillings of a sequence's masks and their log probabilities.
-
-        Args:
-            first, scores: the best tokens of the first mask and their log probabilities.
-        """
+        """Return the best fillings and their log p, given the best tokens of the first mask."""
         top = len(first)
         rows = ids.repeat(top, 1)
         rows[:, places[0]] = first

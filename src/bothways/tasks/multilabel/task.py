@@ -284,12 +284,9 @@ def _labels(batch: Batch) -> Tensor:
 
 
 def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple[str, ...] | None:
-    """Return the labels in a row with a column of 0 and 1 for each label.
+    """Return the labels in a row with a column of 0 and 1 for each label; DataError for others.
 
     They are unknown (None) if a column is empty or -1, as in the test data of Jigsaw.
-
-    Raises:
-        DataError: a column is missing, or its value is neither.
     """
     flags = dict[str, bool | None]()
     for column in columns:
@@ -307,12 +304,9 @@ def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple
 
 
 def parse_labels(value: Any, separator: str, column: str, location: str) -> tuple[str, ...] | None:
-    """Return the labels in a cell: a list, also as JSON, or a text with separators.
+    """Return the labels in a cell: a list, also as JSON, or a text with separators; or DataError.
 
     An empty list or text means that the example has no label; null and NaN that it is unknown.
-
-    Raises:
-        DataError: an item cannot be a label, or a text is a list in another form than JSON.
     """
     if is_absent(value):
         return None

@@ -303,10 +303,7 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
 def grades_file(source: str) -> Path | None:
     """Return the grades that a source names: FOLDER/qrels/SPLIT.tsv, or a folder with one split.
 
-    None for another source than BEIR's.
-
-    Raises:
-        DataError: the folder has several splits.
+    None for another source than BEIR's; DataError for a folder with several splits.
     """
     path = Path(source)
     if path.parent.name == "qrels" and corpus_file(path.parent.parent) is not None:

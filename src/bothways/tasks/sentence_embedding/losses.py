@@ -317,9 +317,7 @@ def at_widths(
 ) -> Tensor:
     """Return the mean of a loss over the first components of vectors (Kusupati et al. 2022).
 
-    Args:
-        widths: the numbers of components; none for all components.
-        weights: the weight of each; none for equal ones.
+    Without widths it is that of all components, without weights the plain mean.
     """
     chosen = [min(width, vectors.shape[-1]) for width in widths] or [vectors.shape[-1]]
     shares = weights or (1.0,) * len(chosen)

@@ -491,11 +491,7 @@ def sentence_encoder(config: sentence_transformers.SentenceEncoderConfig) -> Sen
 
 
 def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncoderConfig:
-    """Return the settings by which sentence-transformers computes the same vectors.
-
-    Raises:
-        ConfigError: the task reads other layers than the last one.
-    """
+    """Return the settings for sentence-transformers; ConfigError for other layers than the last."""
     settings = task_model.task
     if settings.layers not in ((-1,), (task_model.model.config.depth,)):
         message = f"other programs pool the last layer, and this task reads {settings.layers}"
@@ -512,10 +508,7 @@ def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncod
 
 def continued(task: SentenceEmbeddingTask, folder: Path, model: Model) -> SentenceEmbeddingTask:
     """Return the task with the settings of a folder of sentence-transformers that none were given
-    for, and add its Dense layers to the model.
-
-    Raises:
-        FolderError: the folder's settings cannot be read.
+    for, and add its Dense layers to the model; FolderError if they cannot be read.
     """
     config = sentence_transformers.read_program_config(folder, model.config.max_positions)
     if not isinstance(config, sentence_transformers.SentenceEncoderConfig):

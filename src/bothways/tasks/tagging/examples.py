@@ -72,11 +72,7 @@ class TagColumns(tables.Columns):
 def choose_tag_columns(
     row: Row, where: str, requested: TagColumns, defaults: TagColumns, labelled: bool | None
 ) -> TagColumns:
-    """Return the columns to read from a table; see `columns.choose_columns`.
-
-    Args:
-        row: the first row: its values decide between words and texts.
-    """
+    """Return the columns of a table with this first row; see `columns.choose_columns`."""
     names = tuple(row)
     label = requested.label if labelled is not False else None
     columns = (requested.text, label, requested.document, requested.sentence)

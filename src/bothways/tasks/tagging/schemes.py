@@ -192,7 +192,7 @@ def flaws(tags: Many[str], scheme: Spelling) -> list[int]:
 
 
 def strict_chunks(tags: Many[str], scheme: Spelling) -> list[Chunk]:
-    """Return the entities of which no tag breaks a scheme: in IOB2, O I-PER I-PER has none."""
+    """Return the entities whose tags all follow a scheme: in IOB2, O I-PER I-PER has none."""
     broken = {*flaws(tags, scheme)}
     return [chunk for chunk in chunks(tags) if broken.isdisjoint(range(chunk.begin, chunk.end))]
 
