@@ -191,7 +191,8 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         correct, errors = np.zeros((2, len(index)), dtype=np.int64)
         count, exact, loss = 0, 0, 0.0
         for example, prediction in results:
-            truth, chances = _known(example, index), _chances(prediction)
+            truth = _known(example, index)
+            chances = np.array([*prediction.probabilities.values()])
             predicted = chances >= limits
             correct += truth & predicted
             errors += truth ^ predicted
@@ -217,7 +218,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         For "f1_macro" each label has its own best F1; else all decisions have the best micro-F1.
         """
         index = {label: position for position, label in enumerate(labels)}
-        pairs = [(_known(example, index), _chances(prediction)) for example, prediction in results]
+        pairs = [(_known(e, index), [*made.probabilities.values()]) for e, made in results]
         if not pairs:
             return self
         truth, chances = (np.stack(column) for column in zip(*pairs, strict=True))
@@ -273,10 +274,6 @@ def _held(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.fl
 def _known(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.bool_]:
     base.required(example.labels, example.where, "labels")
     return _held(example, index) > 0
-
-
-def _chances(prediction: MultilabelPrediction) -> NDArray[np.float64]:
-    return np.array(list(prediction.probabilities.values()))
 
 
 def _labels(batch: Batch) -> Tensor:

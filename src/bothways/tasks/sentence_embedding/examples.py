@@ -151,17 +151,14 @@ def score_run(run: Run, grades: Grades, cutoffs: Many[int] = (10, 100)) -> dict[
         >>> score_run({"q": {"a": 0.5, "b": 0.7}}, {"q": {"a": 1}}, cutoffs=[10])
         {'ndcg@10': 0.6309297535714575, 'mrr@10': 0.5, 'recall@10': 1.0, 'map@10': 0.5}
     """
-    rankings = ((ranked(run.get(query, {}), query), graded) for query, graded in grades.items())
-    values = [[_metrics(*ranking, k) for k in cutoffs] for ranking in rankings]
+    values = []
+    for query, graded in grades.items():
+        scores = ((np.float32(x), name) for name, x in run.get(query, {}).items() if name != query)
+        documents = [name for _, name in sorted(scores, reverse=True)]
+        values.append([_metrics(documents, graded, k) for k in cutoffs])
     pairs = itertools.product(("ndcg", "mrr", "recall", "map"), cutoffs)
     names = [f"{name}@{k}" for name, k in pairs]
     return dict(zip(names, np.mean(values, axis=0).T.ravel().tolist(), strict=True))
-
-
-def ranked(scores: Mapping[str, float], query: str | None = None) -> list[str]:
-    """Return the documents of a query, best first; see `score_run`."""
-    items = ((np.float32(score), name) for name, score in scores.items() if name != query)
-    return [name for _, name in sorted(items, reverse=True)]
 
 
 def _metrics(documents: Many[str], grades: Mapping[str, int], k: int) -> tuple[float, ...]:

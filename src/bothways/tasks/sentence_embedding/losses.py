@@ -63,12 +63,12 @@ class TextTargets(Targets):
     @property
     def anchors(self) -> Int[Tensor, " examples"]:
         """The indices of the first texts of the examples."""
-        return _where(torch.as_tensor(self.roles) == ANCHOR)
+        return (torch.as_tensor(self.roles) == ANCHOR).nonzero()[:, 0]
 
     @property
     def documents(self) -> Int[Tensor, " documents"]:
         """The indices of all other texts."""
-        return _where(torch.as_tensor(self.roles) != ANCHOR)
+        return (torch.as_tensor(self.roles) != ANCHOR).nonzero()[:, 0]
 
     @property
     def owners(self) -> Int[Tensor, " documents"]:
@@ -77,11 +77,7 @@ class TextTargets(Targets):
 
     def documents_of(self, role: int) -> Int[Tensor, " documents"]:
         """Return the indices, among the documents, of those with a role."""
-        return _where(torch.as_tensor(self.roles)[self.documents] == role)
-
-
-def _where(true: Bool[Tensor, " texts"]) -> Int[Tensor, " indices"]:
-    return true.nonzero()[:, 0]
+        return (torch.as_tensor(self.roles)[self.documents] == role).nonzero()[:, 0]
 
 
 class _Tempered:
