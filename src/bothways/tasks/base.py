@@ -259,10 +259,7 @@ class Task(Generic[E, P]):
         return [self.shared(example) or self.texts(example) for example in examples]
 
     def stratum(self, example: E) -> Hashable:
-        """Return the kind of an example, of which each side of a split has its share.
-
-        A class, a score (a float), a tuple of labels, or None.
-        """
+        """Return the kind of an example, for a split by kinds: a class, a float, labels or None."""
         return None
 
     def check(self, train: Many[E], dev: Many[E]) -> list[Finding]:
@@ -282,9 +279,7 @@ class Task(Generic[E, P]):
         raise NotImplementedError
 
     def training_sequences(self, encoded: EncodedExample) -> tuple[Sequence, ...]:
-        """Return the sequences of an example as training reads them: those apart may be in
-        different microbatches.
-        """
+        """Return the sequences of an example in training; a microbatch may have a part of them."""
         return encoded.sequences
 
     def score(self, results: Results[E, P], labels: Many[str]) -> Metrics:

@@ -275,10 +275,7 @@ class LongTextTask(TextTask[P]):
         require_at_least(1, "task", stride=self.stride)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
-        """Return the example that consists of these texts; see `Task.from_texts`.
-
-        A model that was trained on single texts refuses pairs, and the reverse.
-        """
+        """Return the example of these texts: one or two, as the model was trained."""
         trained = self.columns
         count = 1 if trained.text_b is None else 2
         if trained.text is not None and len(texts) in {1, 2} - {count}:

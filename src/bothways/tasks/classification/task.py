@@ -249,10 +249,7 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
         return LabelTargets(np.array([_index(example, index)], dtype=np.int64))
 
     def baseline(self, examples: Many[TextExample]) -> base.Metrics:
-        """Return the metrics of the most frequent class.
-
-        The loss is the class frequencies'; it is absent with smoothing or weights.
-        """
+        """Return the metrics of the most frequent class; a loss only if it is plain."""
         labels, counts = self.labels(examples), Counter(example.label for example in examples)
         # The best constant probabilities are the frequencies: the loss is their entropy
         shares = {label: counts[label] / counts.total() for label in labels}
@@ -313,9 +310,7 @@ class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ClassPrediction:
-        """Return the most probable candidate and all probabilities; they sum to 1, unless each
-        candidate is judged by itself.
-        """
+        """Return the best candidate and probabilities; they sum to 1 unless `by_itself`."""
         logits = np.stack(outputs)[:, self._outputs].astype(np.float64)
         chances = base.softmax(logits)[:, 1] if self.task.by_itself else base.softmax(logits[:, -1])
         index = int(chances.argmax())

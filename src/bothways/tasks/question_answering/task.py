@@ -445,10 +445,7 @@ def span_scores(scores: Many[Scores], chunks: Many[range], max_tokens: int) -> S
 
 
 def best_spans(table: NDArray[np.float32], count: int) -> list[tuple[int, int, float]]:
-    """Return the best spans of `span_scores` as (first token, last token, score), best first.
-
-    Of equal ones, the span that begins first precedes.
-    """
+    """Return the best spans as (first token, last token, score), best first, then by place."""
     flat, max_tokens = table.ravel(), table.shape[1]
     positions = np.flatnonzero(flat > -np.inf)
     if count < len(positions):

@@ -103,10 +103,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     def score(
         self, results: base.Results[TextExample, ScorePrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return Pearson's and Spearman's correlation and the mean squared error.
-
-        Memory: 16 bytes an example, because ranks need all scores.
-        """
+        """Return both correlations and the mean squared error; memory: 16 bytes an example."""
         truth, predicted = array("d"), array("d")
         for example, prediction in results:
             truth.append(_known(example))

@@ -137,9 +137,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
 
     def _joined_rows(self, rows: Iterable[TableRow], columns: RankColumns) -> Iterator[RankExample]:
-        """Yield the examples of a table; neighbouring rows with one document each of a query are
-        one. Rows with lists are examples by themselves.
-        """
+        """Yield examples: neighbouring rows with one document of a query are one."""
 
         def keyed() -> Iterator[tuple[Hashable, RankExample]]:
             """Yield each row's example with the key of its group."""
@@ -239,10 +237,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
     def score(
         self, results: base.Results[RankExample, RankPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return the mean over queries of nDCG@10, MRR@10 and MAP; see `tasks.metrics`.
-
-        A query is one, wherever its documents are in the data.
-        """
+        """Return the mean nDCG@10, MRR@10 and MAP of queries, wherever their documents are."""
         rankings = Rankings()
         for example, prediction in results:
             labels_of_query = base.required(example.labels, example.where)
@@ -315,10 +310,7 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
 
 
 def _check_queries(examples: Many[RankExample]) -> list[Finding]:
-    """Report queries that come again after other rows: their documents are ranked by themselves.
-
-    A row with a list of documents is always ranked by itself.
-    """
+    """Report queries that come again in later rows; rows with a list are ranked by themselves."""
     seen, repeated = set[str](), list[str]()
     for example in (example for example in examples if example.joined):
         if example.query in seen:

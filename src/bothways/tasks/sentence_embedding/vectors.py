@@ -353,10 +353,7 @@ class Correlation:
 
 @dataclass
 class Agreement:
-    """Scored pairs for several kinds of vectors at once, such as layers and poolings ("cells").
-
-    Memory: one number for each cell and pair.
-    """
+    """Scored pairs for several kinds of vectors, "cells"; memory: a number for a cell and pair."""
 
     scores: array[float] = field(default_factory=lambda: array("d"))
     cosines: array[float] = field(default_factory=lambda: array("f"))

@@ -429,10 +429,7 @@ def _checked(
 
 
 def with_context(examples: Numbered) -> Iterator[TagExample]:
-    """Yield each example with its neighbours in the document as context.
-
-    One document is in memory at a time.
-    """
+    """Yield examples with neighbours of their document, of which one is in memory at a time."""
     for document, group in itertools.groupby(examples, key=lambda pair: pair[0]):
         sentences = [example for _, example in group]
         if document is None:

@@ -236,9 +236,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def encode(
         self, examples: Many[TagExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[base.EncodedExample]:
-        """Return the windows of each sentence; the target "tag" has each word once, at its first
-        token.
-        """
+        """Return the windows of each sentence; "tag" has the first token of each word."""
         index = {label: position for position, label in enumerate(labels)}
         sentences = list(
             dict.fromkeys(words for e in examples for words in (e.words, *e.before, *e.after))
