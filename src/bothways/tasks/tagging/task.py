@@ -135,8 +135,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def read(
         self, source: str, columns: TagColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[TagExample]:
-        requested = columns or TagColumns()
-        opened = open_tagged(self, source, requested, labelled=labelled)
+        opened = open_tagged(self, source, columns or TagColumns(), labelled=labelled)
         if self.context == "document":
             return replace(opened, examples=with_context(opened.examples), table=None, parse=None)
         if opened.table is None or opened.parse is None:
@@ -160,8 +159,8 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         labelled: bool | None = None, *, where: str = "an example",
     ) -> TagExample:  # fmt: skip
         requested = columns or TagColumns()
-        columns = choose_tag_columns(row, where, requested, self.columns, labelled)
-        return tag_example(row, columns, where, self.splitter)
+        selected = choose_tag_columns(row, where, requested, self.columns, labelled)
+        return tag_example(row, selected, where, self.splitter)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
         if len(texts) > 1:
