@@ -134,13 +134,7 @@ class SpanBoundary(nn.Module):
 
 
 class SpanBoundaryModule(MaskedLMModule):
-    """Learns masked tokens from their own vectors and from the borders of their spans.
-
-    Args:
-        model: an encoder with a "masked" head.
-        factor: factor of the loss "boundary".
-        z_loss: the coefficient of the loss "z"; 0 for none.
-    """
+    """Learns masked tokens, and from the borders of their spans: "boundary", times `factor`."""
 
     def __init__(self, model: Model, factor: float = 1.0, z_loss: float = 0.0) -> None:
         super().__init__(model, z_loss)
