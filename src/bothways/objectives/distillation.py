@@ -99,11 +99,8 @@ class Teacher:
 def check_teacher(
     folder: str, tokenizer: Tokenizer, length: int, location: str, fixes: tuple[str, str]
 ) -> list[Finding]:
-    """Return errors if a teacher cannot read sequences of `length` tokens of a tokenizer.
-
-    Args:
-        location: the setting that names the teacher.
-        fixes: advice for another vocabulary and for too few positions.
+    """Return errors if a teacher cannot read sequences of `length` tokens of a tokenizer, each
+    with its advice in `fixes`: for another vocabulary, and for too few positions.
     """
     path, findings = resolve(resolve_run(folder)), []
     if difference := Tokenizer.load(path).difference(tokenizer):
@@ -121,9 +118,6 @@ class TokenWeights(Targets):
     """1 for each token of a sequence `(tokens)`; 0 where a rank has no sequence left."""
 
     weight: NDArray[np.float32] | Tensor
-
-    def without_weight(self) -> TokenWeights:
-        return type(self)(np.zeros_like(self.weight))
 
 
 @dataclass(frozen=True)
