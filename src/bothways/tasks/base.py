@@ -84,11 +84,28 @@ class EncodedExample:
         sequences: model inputs, with targets where the example has its answer.
         tokens: number of tokens of its texts before truncation, without special tokens.
         cut: number of these tokens that are in no sequence.
+        windows: number of sequences of each text, where texts have outputs of their own.
     """
 
     sequences: tuple[Sequence, ...]
     tokens: int
     cut: int
+    windows: tuple[int, ...] = dataclasses.field(default=(), kw_only=True)
+
+    @classmethod
+    def of_texts(cls, texts: Many[EncodedExample]) -> EncodedExample:
+        """Join the sequences of several texts."""
+        return cls(
+            tuple(sequence for text in texts for sequence in text.sequences),
+            sum(text.tokens for text in texts),
+            sum(text.cut for text in texts),
+            windows=tuple(len(text.sequences) for text in texts),
+        )
+
+    def by_text(self, values: Many[A]) -> list[Many[A]]:
+        """Return the values of each text from the values of its sequences."""
+        ends = np.cumsum(self.windows).tolist()
+        return [values[end - count : end] for end, count in zip(ends, self.windows, strict=True)]
 
 
 @dataclass(frozen=True)

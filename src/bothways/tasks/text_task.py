@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -124,36 +124,9 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     return (*sorted(numbers, key=lambda label: (int(label), label)), *sorted(distinct - numbers))
 
 
-T = TypeVar("T")
 LongTexts = Literal["truncate", "head_tail", "windows"]
 HEAD = 4
 """The head of a text that is cut in the middle is the room divided by this: 128 of 510 tokens."""
-
-
-@dataclass(frozen=True)
-class EncodedTexts(EncodedExample):
-    """The sequences of texts that have outputs of their own.
-
-    Attributes:
-        windows: number of sequences of each text.
-    """
-
-    windows: tuple[int, ...] = (1,)
-
-    @classmethod
-    def of(cls, texts: Many[EncodedExample]) -> EncodedTexts:
-        """Join the sequences of several texts."""
-        return cls(
-            tuple(sequence for text in texts for sequence in text.sequences),
-            sum(text.tokens for text in texts),
-            sum(text.cut for text in texts),
-            tuple(len(text.sequences) for text in texts),
-        )
-
-    def by_text(self, values: Many[T]) -> list[Many[T]]:
-        """Return the values of each text from the values of its sequences."""
-        ends = np.cumsum(self.windows).tolist()
-        return [values[end - count : end] for end, count in zip(ends, self.windows, strict=True)]
 
 
 def together(texts: Many[Sequence]) -> Sequence:

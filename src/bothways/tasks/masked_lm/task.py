@@ -64,7 +64,6 @@ from bothways.tasks.predictions import (
     TokenGuess,
 )
 from bothways.tasks.text_task import (
-    EncodedTexts,
     TextColumns,
     TextExample,
     TextTask,
@@ -444,7 +443,6 @@ class PairScorer(MaskedScorer[PreferencePrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> PreferencePrediction:
-        assert isinstance(encoded, EncodedTexts)
         assert isinstance(self.task, MinimalPairTask)
         share = 0.5 if self.task.variant == "both" else 1.0
         first, second = encoded.by_text([math.fsum(output.tolist()) for output in outputs])
@@ -489,7 +487,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedTexts]:
+    ) -> list[base.EncodedExample]:
         """Return the sequences of both texts; errors as `LikelihoodTask.encode`."""
         located = ((text, e.where) for e in examples for text in (e.text, e.text_b or ""))
         texts = [TextExample(text, where=where) for text, where in located]
@@ -508,7 +506,8 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
                     if len(index):
                         sequences.append(dataclasses.replace(bare, targets=targets, causal=True))
                 encoded.append(base.EncodedExample(tuple(sequences), len(ids), 0))
-        return [EncodedTexts.of(pair) for pair in zip(encoded[::2], encoded[1::2], strict=True)]
+        pairs = zip(encoded[::2], encoded[1::2], strict=True)
+        return [base.EncodedExample.of_texts(pair) for pair in pairs]
 
     def score(
         self, results: base.Results[TextExample, PreferencePrediction], labels: Many[str]

@@ -75,13 +75,13 @@ class EncodedQuestion(base.EncodedExample):
 
     Attributes:
         context: the context in tokens.
-        windows: the tokens of the context in each sequence.
+        chunks: the tokens of the context in each sequence.
         begin: the position of the first token of the context in each sequence.
         end: number of special tokens after the context.
     """
 
     context: Encoded
-    windows: tuple[range, ...]
+    chunks: tuple[range, ...]
     begin: int
     end: int
 
@@ -125,7 +125,7 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         """Return the best spans of all windows, and the best one or none as the answer."""
         assert isinstance(encoded, EncodedQuestion)
         of_context = [output[encoded.begin : len(output) - encoded.end] for output in outputs]
-        table = span_scores(of_context, encoded.windows, self.task.longest)
+        table = span_scores(of_context, encoded.chunks, self.task.longest)
         # The characters of spans of tokens with their scores; of equal texts the first.
         distinct: dict[str, tuple[int, int, float]] = {}
         for first, last, score in best_spans(table, self.task.n_best):

@@ -97,7 +97,6 @@ class Ranker(text_task.NumberModel[RankExample, RankPrediction]):
         self, example: RankExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> RankPrediction:
         """Return the score of each document, that of its best window."""
-        assert isinstance(encoded, text_task.EncodedTexts)
         logits = [float(np.max(chunks)) for chunks in encoded.by_text(outputs)]
         scores = logits
         if self.task.activation == "sigmoid":
@@ -223,7 +222,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
 
     def encode(
         self, examples: Many[RankExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[text_task.EncodedTexts]:
+    ) -> list[base.EncodedExample]:
         """Return a pair for each document, in one sequence or several windows."""
         prompt, pairs, targets = self.default_prompt, [], []
         for example in examples:
@@ -232,7 +231,9 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
             pairs += [text_task.TextExample(query, text) for text in example.documents]
             targets += [LabelTargets(np.array([label], dtype=np.float32)) for label in values]
         encoded = iter(self.encode_texts(pairs, targets, tokenizer, length))
-        return [text_task.EncodedTexts.of([next(encoded) for _ in e.documents]) for e in examples]
+        return [
+            base.EncodedExample.of_texts([next(encoded) for _ in e.documents]) for e in examples
+        ]
 
     def score(
         self, results: base.Results[RankExample, RankPrediction], labels: Many[str]

@@ -55,7 +55,6 @@ from bothways.tasks.sentence_embedding.examples import (
 )
 from bothways.tasks.sentence_embedding.vectors import Agreement, gold_score, retrieval
 from bothways.tasks.text_task import (
-    EncodedTexts,
     LongTextTask,
     PromptedTask,
     TextColumns,
@@ -156,7 +155,7 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> VectorPrediction:
         """Return one vector for each text; those of several windows are pooled."""
-        if not isinstance(encoded, EncodedTexts) or len(outputs) == len(encoded.windows):
+        if not encoded.windows or len(outputs) == len(encoded.windows):
             return VectorPrediction(np.stack(outputs))
         sizes = encoded.by_text([len(sequence) for sequence in encoded.sequences])
         vectors_of_texts = zip(encoded.by_text(outputs), sizes, strict=True)
@@ -302,7 +301,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedTexts]:
+    ) -> list[base.EncodedExample]:
         """Return [CLS] A [SEP], and sequences of its own for a second text."""
         results = []
         prompts = [self._prompts(example) for example in examples]
@@ -330,7 +329,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
                         added["prompt"] = PromptTokens(skipped_tokens)
                     sequences[at] = dataclasses.replace(sequence, targets=added)
                 texts.append(base.EncodedExample(tuple(sequences), len(ids), cut))
-            results.append(EncodedTexts.of(texts))
+            results.append(base.EncodedExample.of_texts(texts))
         return results
 
     def _prompts(self, example: TextExample) -> list[str]:
@@ -354,7 +353,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
         Its texts do not attend to each other. Of a text that is read in windows, the first counts.
         """
-        assert isinstance(encoded, EncodedTexts)
         texts = [chunks[0] for chunks in encoded.by_text(encoded.sequences)]
         roles = [int(text.target("texts", losses.TextTargets).roles[0]) for text in texts]
         others = [text for text, role in zip(texts, roles, strict=True) if role == losses.OTHER]
