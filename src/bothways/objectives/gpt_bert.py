@@ -96,7 +96,7 @@ class GPTBERT(MaskedObjective):
 class GPTBERTModule(MaskedLMModule):
     """Learns the tokens after others by a shifted head: masked ones, and in causal sequences.
 
-    `causal` is the factor of the loss "next", and the rest of 1 that of the loss "masked".
+    `causal` is the factor of the loss "next"; the loss "masked" has the rest of 1.
     """
 
     predicts = LOSSES
