@@ -31,15 +31,15 @@ def test_loss_is_the_cross_entropy_of_the_next_tokens():
     config = EncoderConfig(20, 8, 2, 2, 8, patterns=(Causal(),), dropout=Dropouts(0.0, 0.0))
     vocabulary = Vocabulary(20, np.zeros(20, dtype=bool), 3)
     objective, model = CausalLM(), Model(config, (NextTokenHead(),))
-    training_module = objective.training_module({"model": model}, vocabulary)
+    module = objective.training_module({"model": model}, vocabulary)
     lengths, rng = (5, 1, 3), np.random.default_rng(0)
     sequences = [
         Sequence(rng.integers(20, size=n, dtype=np.int32), np.zeros(n, np.int8)) for n in lengths
     ]
     batch = pack([objective.prepare(sequence, vocabulary, rng) for sequence in sequences])
-    losses = training_module(batch)
+    losses = module(batch)
     assert losses.keys() == {"next"}
-    assert training_module.weights(batch) == {"next": sum(lengths) - len(lengths)}
+    assert module.weights(batch) == {"next": sum(lengths) - len(lengths)}
     logits = model.heads["causal"](model.encoder(batch).last, model.encoder.embedding.token.weight)
     expected = sum(
         nn.functional.cross_entropy(rows[:-1], ids[1:], reduction="sum")

@@ -45,7 +45,7 @@ def shape_of(name: str, vocab: int = SIZE) -> EncoderConfig:
     return dataclasses.replace(base, **small, embedding=None, dropout=Dropouts(0.0, 0.0))
 
 
-def build_training_module(config: EncoderConfig, sharing: Sharing) -> ReplacedTokensModule:
+def build_module(config: EncoderConfig, sharing: Sharing) -> ReplacedTokensModule:
     """In float64, with the same weights in all modes and equal embeddings in both networks."""
     objective = ReplacedTokens(generator=Shallower(), sharing=sharing)
     torch.manual_seed(0)
@@ -58,26 +58,24 @@ def build_training_module(config: EncoderConfig, sharing: Sharing) -> ReplacedTo
     return objective.training_module(models, VOCABULARY)
 
 
-def gradients(
-    training_module: ReplacedTokensModule, factors: dict[str, float]
-) -> dict[str, Tensor]:
+def gradients(module: ReplacedTokensModule, factors: dict[str, float]) -> dict[str, Tensor]:
     """The gradients of a weighted sum of the losses, of the parameters that it reaches."""
-    training_module.zero_grad()
-    losses = training_module(pack(draw_sequences(ReplacedTokens())))
+    module.zero_grad()
+    losses = module(pack(draw_sequences(ReplacedTokens())))
     sum(factor * losses[name].total for name, factor in factors.items()).backward()
-    return {n: p.grad.clone() for n, p in training_module.named_parameters() if p.grad is not None}
+    return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("name", ["electra-small-discriminator", "deberta-v3-small"])
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_each_loss_trains_its_own_network(sharing, name):
-    training_module = build_training_module(shape_of(name), sharing)
-    every = {each for each, _ in training_module.named_parameters()}
+    module = build_module(shape_of(name), sharing)
+    every = {each for each, _ in module.named_parameters()}
     common = {"model.encoder.embedding." + each for each in COMMON[name]} & every
     in_common = common if sharing == "shared" else set()
     of_generator = {each for each in every if each.startswith("generator.")}
-    assert set(gradients(training_module, {"masked": 1.0})) == of_generator | in_common
-    assert set(gradients(training_module, {"replaced": 1.0})) == every - of_generator
+    assert set(gradients(module, {"masked": 1.0})) == of_generator | in_common
+    assert set(gradients(module, {"replaced": 1.0})) == every - of_generator
     assert bool(in_common) == (sharing == "shared")
 
 
@@ -95,17 +93,17 @@ def test_one_joint_update_is_that_of_the_formula(name):
     rate, factors = 0.01, {"masked": 1.0, "replaced": 50.0}
     moved = {}
     for sharing in SHARINGS:
-        training_module = build_training_module(shape_of(name), sharing)
-        found = gradients(training_module, factors)
+        module = build_module(shape_of(name), sharing)
+        found = gradients(module, factors)
         with torch.no_grad():
-            for each, parameter in training_module.named_parameters():
+            for each, parameter in module.named_parameters():
                 parameter.sub_(rate * found[each])
-        moved[sharing] = training_module
+        moved[sharing] = module
     tables = {
         sharing: [model.encoder.embedding.tables() for model in (module.generator, module.model)]
         for sharing, module in moved.items()
     }
-    start = build_training_module(shape_of(name), "none").model.encoder.embedding.tables()
+    start = build_module(shape_of(name), "none").model.encoder.embedding.tables()
     for table in start:
         (own, _), (_, shared) = tables["none"], tables["shared"]
         generator, discriminator = (each[table].weight for each in tables["disentangled"])
@@ -123,25 +121,25 @@ def test_the_networks_are_those_that_were_given():
     objective = ReplacedTokens(sharing="disentangled")
     models = {role: Model(*spec).double() for role, spec in objective.models(config).items()}
     before = {role: model.encoder.embedding.token.weight.clone() for role, model in models.items()}
-    training_module = objective.training_module(models, VOCABULARY)
-    for role, model in training_module.saved().items():
+    module = objective.training_module(models, VOCABULARY)
+    for role, model in module.saved().items():
         table = model.encoder.embedding.token.weight
         torch.testing.assert_close(table, before[role], rtol=0, atol=1e-16)
-    token = training_module.model.encoder.embedding.token
+    token = module.model.encoder.embedding.token
     assert token.parametrizations.weight.original.any()
 
 
 def test_the_saved_discriminator_has_the_sum_and_shares_the_rest():
-    training_module = build_training_module(shape_of("electra-small-discriminator"), "disentangled")
+    module = build_module(shape_of("electra-small-discriminator"), "disentangled")
     with torch.no_grad():
-        for name, parameter in training_module.model.named_parameters():
+        for name, parameter in module.model.named_parameters():
             if name.endswith(ORIGINAL):
                 parameter.normal_()
-    saved = training_module.saved()["model"]
+    saved = module.saved()["model"]
     assert not any("parametrizations" in name for name in saved.state_dict())
     batch = pack(draw_sequences(ReplacedTokens()))
-    assert torch.equal(saved.encoder(batch).last, training_module.model.encoder(batch).last)
-    ours = training_module.model.encoder.blocks[0].mlp.up.weight
+    assert torch.equal(saved.encoder(batch).last, module.model.encoder(batch).last)
+    ours = module.model.encoder.blocks[0].mlp.up.weight
     assert saved.encoder.blocks[0].mlp.up.weight.data_ptr() == ours.data_ptr()
 
 
@@ -152,8 +150,8 @@ def test_parameters_are_forecast_for_both_networks(sharing, size):
     objective = ReplacedTokens(generator=size, sharing=sharing)
     specs = objective.models(config)
     models = {role: Model(*spec) for role, spec in specs.items()}
-    training_module = objective.training_module(models, VOCABULARY)
-    trained = sum(parameter.numel() for parameter in training_module.parameters())
+    module = objective.training_module(models, VOCABULARY)
+    trained = sum(parameter.numel() for parameter in module.parameters())
     counted = sum(parameter_table(*spec).total for spec in specs.values())
     assert counted - shared_parameters(objective, config) == trained
 
@@ -175,8 +173,8 @@ def run(corpus, tmp_path_factory) -> tuple[Path, Any]:
 def test_the_differences_begin_at_zero(corpus):
     settings = config_of(corpus, "disentangled")
     models = build_models(settings, corpus)
-    training_module = settings.objective.training_module(models, VOCABULARY)
-    (difference,) = (p for n, p in training_module.named_parameters() if n.endswith(ORIGINAL))
+    module = settings.objective.training_module(models, VOCABULARY)
+    (difference,) = (p for n, p in module.named_parameters() if n.endswith(ORIGINAL))
     assert not difference.any()
 
 
@@ -184,7 +182,7 @@ def test_a_run_saves_folders_of_transformers(run):
     from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
 
     folder, done = run
-    training_module = done.training_module
+    module = done.training_module
     raw = json.loads((folder / "model" / "config.json").read_text())
     assert (raw["model_type"], "architectures" in raw) == ("deberta-v2", False)
     theirs, info = AutoModel.from_pretrained(folder / "model", output_loading_info=True)
@@ -196,14 +194,14 @@ def test_a_run_saves_folders_of_transformers(run):
     text = draw_sequences(ReplacedTokens(), [20])[0]
     batch = pack([Sequence(text.ids % 20, text.segments)])
     with torch.no_grad():
-        wanted = training_module.eval().model.encoder(batch).last
+        wanted = module.eval().model.encoder(batch).last
         found = theirs.eval()(input_ids=batch.ids[None]).last_hidden_state[0]
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
         loaded = load_model(folder / "model")
         assert list(loaded.model.heads) == ["replaced"]
         assert not loaded.report.unused
         again = loaded.model.heads["replaced"](loaded.model.encoder(batch).last, batch.layout)
-        scores = training_module.model.heads["replaced"](wanted, batch.layout)
+        scores = module.model.heads["replaced"](wanted, batch.layout)
         assert torch.equal(again, scores)
     _, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
     assert not any(info.values()), info
@@ -222,11 +220,11 @@ def test_a_run_goes_on_with_both_networks(run, corpus, tmp_path, place):
     settings = config_of(corpus, "disentangled", start=start)
     assert not [each for each in preflight(settings, corpus, None, CPU) if each.where == "start"]
     models = build_models(settings, corpus)
-    training_module = settings.objective.training_module(models, VOCABULARY).eval()
+    module = settings.objective.training_module(models, VOCABULARY).eval()
     vocabulary = vocabulary_of(corpus, settings.objective)
     batch = pack(draw_sequences(settings.objective, [20, 9], vocabulary))
     with torch.no_grad():
-        found, wanted = training_module(batch), done.training_module.eval()(batch)
+        found, wanted = module(batch), done.training_module.eval()(batch)
     for name, loss in wanted.items():
         torch.testing.assert_close(found[name].total, loss.total)
 
@@ -242,8 +240,8 @@ def test_without_a_generator_a_run_goes_on_with_a_new_one(run, corpus, tmp_path,
     notes = [str(each) for each in preflight(settings, corpus, None, CPU) if each.where == "start"]
     assert len(notes) == 1
     assert "there is no generator/ in" in notes[0]
-    training_module = settings.objective.training_module(build_models(settings, corpus), VOCABULARY)
-    tables = [m.encoder.embedding.token.weight for m in training_module.saved().values()]
+    module = settings.objective.training_module(build_models(settings, corpus), VOCABULARY)
+    tables = [m.encoder.embedding.token.weight for m in module.saved().values()]
     assert torch.equal(tables[0], saved.encoder.embedding.token.weight)
     assert torch.equal(*tables) == (sharing != "none")
 

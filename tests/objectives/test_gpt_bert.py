@@ -18,7 +18,7 @@ from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.model.model import Encoder, Model, recorded_attentions
+from bothways.model.model import Encoder, Model
 from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig
@@ -87,28 +87,6 @@ def test_losses_and_gradients_are_those_of_the_formula(training):
     theirs = torch.autograd.grad(expected, parameters, materialize_grads=True)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
-
-
-def test_a_batch_is_its_sequences_one_by_one():
-    objective = GPTBERT(masking=Masking(0.4), causal=0.4)
-    sequences = draw_sequences(objective, LENGTHS)
-    module = make_module(objective)
-    together = module(pack(sequences))
-    for name in ("masked", "next"):
-        parts = [module(pack([sequence]))[name].total for sequence in sequences]
-        torch.testing.assert_close(together[name].total, sum(parts), rtol=1e-11, atol=0)
-
-
-def test_causal_sequences_see_no_later_token_and_others_all():
-    objective = GPTBERT(masking=Masking(0.4), causal=0.4)
-    sequences = draw_sequences(objective, LENGTHS)
-    model = make_module(objective).model
-    with recorded_attentions(model.encoder) as layers:
-        model.encoder(pack(sequences))
-    for attentions in layers:
-        for sequence, attention in zip(sequences, attentions, strict=True):
-            later = attention.triu(1)
-            assert (later == 0).all() if sequence.causal else (attention > 0).all()
 
 
 def test_kinds_are_drawn_by_the_key_and_masks_are_those_of_masked_lm():

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch import Tensor
 from torch.nn import functional as F
 
 from bothways.core.batch import IGNORED, Layout, SpanTargets
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.objectives import losses
 from bothways.objectives.losses import (
     binary_cross_entropy,
@@ -23,6 +23,13 @@ from bothways.objectives.losses import (
 SEEDS = st.integers(0, 999)
 
 
+def check_equal(found: Tensor, expected: Tensor, x: Tensor) -> None:
+    """Two values and their gradients for `x` are equal."""
+    torch.testing.assert_close(found, expected)
+    slopes = [torch.autograd.grad(y, x, materialize_grads=True)[0] for y in (found, expected)]
+    torch.testing.assert_close(*slopes)
+
+
 @given(
     rows=st.integers(1, 30),
     classes=st.integers(1, 9),
@@ -32,34 +39,15 @@ SEEDS = st.integers(0, 999)
 def test_weighed_and_smoothed_cross_entropy_is_torchs(rows, classes, smoothing, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, classes, dtype=torch.float64, generator=generator) * 5
+    logits.requires_grad_()
     labels = torch.randint(classes, (rows,), generator=generator)
     labels[1:][torch.rand(rows - 1, generator=generator) < 0.3] = IGNORED
     weights = torch.rand(classes, dtype=torch.float64, generator=generator) + 0.1
-    mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     kept = labels[labels != IGNORED]
-    found = weighted_cross_entropy(mine, labels, weights, smoothing).total / weights[kept].sum()
-    mean = F.cross_entropy(theirs, labels, weights, ignore_index=IGNORED, label_smoothing=smoothing)
-    torch.testing.assert_close(found, mean)
-    found.backward()
-    mean.backward()
-    torch.testing.assert_close(mine.grad, theirs.grad)
-    hits = weighted_cross_entropy(mine, labels, weights, smoothing).hits
-    assert int(hits) == int((logits.argmax(1) == labels).sum())
-
-
-def test_equal_weights_without_smoothing_are_the_plain_loss():
-    torch.manual_seed(0)
-    logits, labels = torch.randn(9, 4), torch.tensor([0, 1, 2, 3, IGNORED, 0, 1, IGNORED, 2])
-    plain, weighed = (
-        cross_entropy(logits, labels),
-        weighted_cross_entropy(logits, labels, torch.ones(4)),
-    )
-    torch.testing.assert_close(weighed.total, plain.total)
-    assert int(weighed.hits) == int(plain.hits)
-    assert (
-        weighted_cross_entropy(logits.bfloat16(), labels, torch.ones(4), 0.1).total.dtype
-        == torch.float32
-    )
+    found = weighted_cross_entropy(logits, labels, weights, smoothing)
+    mean = F.cross_entropy(logits, labels, weights, ignore_index=IGNORED, label_smoothing=smoothing)
+    check_equal(found.total / weights[kept].sum(), mean, logits)
+    assert int(found.hits) == int((logits.argmax(1) == labels).sum())
 
 
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=SEEDS)
@@ -68,36 +56,25 @@ def test_choices_are_a_softmax_over_each_question(counts, seed):
     scores = torch.randn(sum(counts), dtype=torch.float64, generator=generator) * 8
     labels = torch.tensor([int(torch.randint(count, (), generator=generator)) for count in counts])
     labels[torch.rand(len(counts), generator=generator) < 0.2] = IGNORED
-    mine, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
-    found = choice_cross_entropy(mine, torch.tensor(counts), labels)
-    wanted, hits = torch.zeros((), dtype=torch.float64), 0
-    for part, label in zip(theirs.split(counts), labels, strict=True):
+    found = choice_cross_entropy(scores.requires_grad_(), torch.tensor(counts), labels)
+    wanted, hits = scores.sum() * 0, 0
+    for part, label in zip(scores.split(counts), labels, strict=True):
         if label != IGNORED:
             wanted = wanted + F.cross_entropy(part[None], label[None])
             hits += int(part.argmax() == label)
-    torch.testing.assert_close(found.total, wanted)
+    check_equal(found.total, wanted, scores)
     assert int(found.hits) == hits
-    found.total.backward()
-    if wanted.requires_grad:
-        wanted.backward()
-    torch.testing.assert_close(
-        mine.grad, torch.zeros_like(scores) if theirs.grad is None else theirs.grad
-    )
 
 
 @given(rows=st.integers(1, 20), seed=SEEDS)
 def test_squared_error_is_torchs(rows, seed):
     generator = torch.Generator().manual_seed(seed)
-    outputs, scores = torch.randn(2, rows, dtype=torch.float64, generator=generator) * 3
+    outputs, scores = (torch.randn(2, rows, dtype=torch.float64, generator=generator) * 3).unbind()
     scores[torch.rand(rows, generator=generator) < 0.3] = torch.nan
-    mine, theirs = outputs.clone().requires_grad_(), outputs.clone().requires_grad_()
-    found, known = squared_error(mine, scores), ~scores.isnan()
-    wanted = F.mse_loss(theirs[known], scores[known], reduction="sum")
-    torch.testing.assert_close(found.total, wanted)
+    found, known = squared_error(outputs.requires_grad_(), scores), ~scores.isnan()
+    wanted = F.mse_loss(outputs[known], scores[known], reduction="sum")
+    check_equal(found.total, wanted, outputs)
     assert found.hits is None
-    found.total.backward()
-    wanted.backward()
-    torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 @given(
@@ -111,25 +88,19 @@ def test_binary_cross_entropy_is_the_formula(rows, labels, scale, seed):
     logits = torch.randn(rows, labels, dtype=torch.float64, generator=generator) * scale
     truth = torch.randint(2, (rows, labels), generator=generator).double()
     truth[torch.rand(rows, generator=generator) < 0.3] = torch.nan
-    mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    known = ~truth.isnan()
-    found = binary_cross_entropy(mine, truth)
-    z, y = theirs[known], truth[known]
+    found, known = binary_cross_entropy(logits.requires_grad_(), truth), ~truth.isnan()
+    z, y = logits[known], truth[known]
     wanted = -(y * F.logsigmoid(z) + (1 - y) * F.logsigmoid(-z)).sum()
-    torch.testing.assert_close(found.total, wanted)
+    check_equal(found.total, wanted, logits)
     assert int(found.hits) == int(((logits > 0) == (truth == 1))[known].sum())
-    found.total.backward()
-    wanted.backward()
-    torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sums_are_in_single_precision_or_finer(dtype):
-    assert squared_error(torch.ones(3, dtype=dtype), torch.ones(3)).total.dtype == torch.float32
-    assert (
-        binary_cross_entropy(torch.ones(3, 2, dtype=dtype), torch.ones(3, 2)).total.dtype
-        == torch.float32
-    )
+    one, two = torch.ones(3, dtype=dtype), torch.ones(3, 2, dtype=dtype)
+    weighted = weighted_cross_entropy(two, torch.zeros(3, dtype=torch.int64), torch.ones(2), 0.1)
+    for loss in (squared_error(one, one), binary_cross_entropy(two, two), weighted):
+        assert loss.total.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -171,18 +142,14 @@ def test_a_span_is_two_softmaxes_over_its_sequence(lengths, scale, learned, seed
     start, end = (
         torch.stack([place[side] for place in places]) + layout.cu_seqlens[:-1] for side in (0, 1)
     )
-    mine, reference = scores.clone().requires_grad_(), scores.clone().requires_grad_()
-    found = span_loss(mine, layout, SpanTargets(start, end, weight))
-    wanted, hits = reference.sum() * 0, 0
-    for part, place, counts in zip(reference.split(lengths), places, weight.tolist(), strict=True):
+    found = span_loss(scores.requires_grad_(), layout, SpanTargets(start, end, weight))
+    wanted, hits = scores.sum() * 0, 0
+    for part, place, counts in zip(scores.split(lengths), places, weight.tolist(), strict=True):
         loss = (F.cross_entropy(part[:, 0], place[0]) + F.cross_entropy(part[:, 1], place[1])) / 2
         wanted = wanted + counts * loss
         hits += int(counts) * int(bool((part.argmax(0) == place).all()))
-    torch.testing.assert_close(found.total, wanted)
+    check_equal(found.total, wanted, scores)
     assert int(found.hits) == hits
-    found.total.backward()
-    wanted.backward()
-    torch.testing.assert_close(mine.grad, reference.grad)
 
 
 def test_spans_in_half_precision_are_summed_in_single():

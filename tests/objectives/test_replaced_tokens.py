@@ -45,28 +45,28 @@ def shape_of(vocab: int = SIZE, embedding: int | None = 16) -> EncoderConfig:
     )
 
 
-def build_training_module(config: EncoderConfig) -> ReplacedTokensModule:
+def build_module(config: EncoderConfig) -> ReplacedTokensModule:
     torch.manual_seed(0)
     objective = ReplacedTokens()
     models = {role: Model(*spec) for role, spec in objective.models(config).items()}
-    training_module = objective.training_module(models, VOCABULARY)
-    for parameter in training_module.parameters():
+    module = objective.training_module(models, VOCABULARY)
+    for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return training_module.eval()
+    return module.eval()
 
 
 @pytest.fixture
-def training_module() -> ReplacedTokensModule:
-    return build_training_module(shape_of())
+def module() -> ReplacedTokensModule:
+    return build_module(shape_of())
 
 
-def discriminated(training_module: ReplacedTokensModule, batch: Batch) -> tuple[dict, Tensor]:
+def discriminated(module: ReplacedTokensModule, batch: Batch) -> tuple[dict, Tensor]:
     """Return the losses, and the ids that the discriminator read."""
     read: list[Tensor] = []
-    hook = training_module.model.encoder.register_forward_pre_hook(
+    hook = module.model.encoder.register_forward_pre_hook(
         lambda module, arguments: read.append(arguments[0].ids)
     )
-    losses = training_module(batch)
+    losses = module(batch)
     hook.remove()
     return dict(losses), read[0]
 
@@ -86,15 +86,15 @@ def padded(batch: Batch, values: Tensor, fill: int) -> Tensor:
 def test_both_losses_are_those_of_transformers(embedding, tmp_path):
     from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-    training_module = build_training_module(shape_of(embedding=embedding))
-    for role, model in training_module.saved().items():
+    module = build_module(shape_of(embedding=embedding))
+    for role, model in module.saved().items():
         save_model(tmp_path / role, model)
     discriminator = ElectraForPreTraining.from_pretrained(tmp_path / "model").double().eval()
     generator = ElectraForMaskedLM.from_pretrained(tmp_path / "generator").double().eval()
-    training_module.double()
+    module.double()
     batch = pack(draw_sequences(ReplacedTokens()))
-    losses, read = discriminated(training_module, batch)
-    weights = training_module.weights(batch)
+    losses, read = discriminated(module, batch)
+    weights = module.weights(batch)
     attention = padded(batch, torch.ones_like(read), 0)
     originals = originals_of(batch)
     labels = (read != originals).long()
@@ -118,24 +118,11 @@ def test_both_losses_are_those_of_transformers(embedding, tmp_path):
     }
 
 
-def test_the_first_losses_are_those_of_chance():
-    torch.manual_seed(0)
-    models = {role: Model(*spec) for role, spec in ReplacedTokens().models(shape_of()).items()}
-    training_module = ReplacedTokens().training_module(models, VOCABULARY).eval()
-    batch = pack(draw_sequences(ReplacedTokens()))
-    losses, weights = training_module(batch), training_module.weights(batch)
-    means = {name: loss.total.item() / weights[name] for name, loss in losses.items()}
-    assert means == pytest.approx({"masked": math.log(SIZE), "replaced": math.log(2)}, rel=0.01)
-    assert training_module.coefficients == {"replaced": 50.0}
-
-
-def test_shared_parameters_count_once(training_module):
-    ours, theirs = (
-        model.encoder.embedding for model in (training_module.model, training_module.generator)
-    )
+def test_shared_parameters_count_once(module):
+    ours, theirs = (model.encoder.embedding for model in (module.model, module.generator))
     assert all(getattr(ours, name) is getattr(theirs, name) for name in TABLES)
     assert ours.project is not theirs.project
-    trained = [*training_module.trained_parameters()]
+    trained = [*module.trained_parameters()]
     assert len({id(p) for _, p in trained}) == len(trained)
     assert not any(name.startswith("generator.encoder.embedding.token") for name, _ in trained)
 
@@ -160,57 +147,57 @@ def test_draws_at_their_ends_and_at_low_temperatures():
     assert sample_tokens(logits[:0], draws[:0], 1.0).tolist() == []
 
 
-def test_a_draw_that_equals_the_original_counts_as_original(training_module, monkeypatch):
+def test_a_draw_that_equals_the_original_counts_as_original(module, monkeypatch):
     batch = pack(draw_sequences(ReplacedTokens()))
     monkeypatch.setattr(
         "bothways.objectives.replaced_tokens.sample_tokens",
         lambda logits, draws, temperature: batch.targets["masked"].ids,
     )
-    losses, read = discriminated(training_module, batch)
+    losses, read = discriminated(module, batch)
     assert torch.equal(read, originals_of(batch))
     assert losses["replaced"].counts["replaced"] == 0
 
 
-def test_an_update_does_not_depend_on_microbatches(training_module):
-    training_module.double()
+def test_an_update_does_not_depend_on_microbatches(module):
+    module.double()
     sequences = draw_sequences(ReplacedTokens())
     whole = pack(sequences)
-    weights = training_module.weights(whole)
+    weights = module.weights(whole)
 
     def gradients(batches: list[Batch]) -> dict[str, Tensor]:
-        training_module.zero_grad()
+        module.zero_grad()
         for batch in batches:
-            weighted_sum(training_module(batch), weights, training_module.coefficients).backward()
-        return {name: p.grad.clone() for name, p in training_module.named_parameters()}
+            weighted_sum(module(batch), weights, module.coefficients).backward()
+        return {name: p.grad.clone() for name, p in module.named_parameters()}
 
     empty = pack([void(sequences[0])])
     expected = gradients([whole])
     parts = gradients([pack(sequences[3:]), empty, pack(sequences[:3])])
     torch.testing.assert_close(parts, expected, rtol=1e-9, atol=1e-12)
-    assert training_module.weights(empty) == {"masked": 0.0, "replaced": 0.0}
+    assert module.weights(empty) == {"masked": 0.0, "replaced": 0.0}
 
 
-def test_metrics_are_those_of_the_replaced_tokens(training_module):
+def test_metrics_are_those_of_the_replaced_tokens(module):
     batches = (
         pack(draw_sequences(ReplacedTokens(), [9, 28, 12])),
         pack(draw_sequences(ReplacedTokens())[3:]),
     )
     step = TrainingStep(batches, Cursor(), 0, 5, 0.0)
     seen: list[Tensor] = []
-    head = training_module.model.heads["replaced"]
+    head = module.model.heads["replaced"]
     hook = head.register_forward_hook(lambda module, arguments, output: seen.append(output))
     with torch.no_grad():  # scores on both sides of 0, and none so near that rounding decides
-        training_module(batches[0])
+        module(batches[0])
         middle = seen[0].sort().values[len(seen[0]) // 2 :][:2]
         head.dense.bias -= middle.mean()
     hook.remove()
-    scores = evaluate_losses(training_module, [step], Single(), precision="fp32")
-    counts = [training_module(batch)["replaced"].counts for batch in batches]
+    scores = evaluate_losses(module, [step], Single(), precision="fp32")
+    counts = [module(batch)["replaced"].counts for batch in batches]
     replaced, flagged, found = (
         sum(int(each[name]) for each in counts) for name in ("replaced", "flagged", "found")
     )
     tokens = sum(len(batch.ids) for batch in batches)
-    metrics = ReplacedTokens().metrics(scores, training_module.predicts)
+    metrics = ReplacedTokens().metrics(scores, module.predicts)
     r = replaced / tokens
     assert metrics["rate/replaced"] == pytest.approx(r)
     assert metrics["precision/replaced"] == pytest.approx(found / flagged)

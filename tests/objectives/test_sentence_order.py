@@ -122,7 +122,7 @@ def test_a_run_opens_in_transformers_with_the_same_loss(corpus, tmp_path):
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     theirs.eval()
     vocabulary, models = vocabulary_of(corpus, objective), {"model": load_model(folder).model}
-    training_module = objective.training_module(models, vocabulary).eval()
+    module = objective.training_module(models, vocabulary).eval()
     segments = SentenceOrder(48)
     source = CorpusSource(corpus, corpus.tokenizer.template, segments, np.arange(20), 5)
     for number, plan in enumerate(plans(corpus, segments)[:6]):
@@ -130,7 +130,7 @@ def test_a_run_opens_in_transformers_with_the_same_loss(corpus, tmp_path):
         sequence = objective.prepare(source.build(plan), vocabulary, rng)
         batch = pack([sequence])
         with torch.no_grad():
-            losses, weights = training_module(batch), training_module.weights(batch)
+            losses, weights = module(batch), module.weights(batch)
             masked = sequence.targets["masked"]
             labels = torch.full((1, len(sequence)), -100)
             labels[0, torch.from_numpy(masked.index)] = torch.from_numpy(masked.ids)
@@ -165,25 +165,25 @@ def test_spans_at_an_end_and_places_far_inside_have_no_target():
 
 
 @pytest.fixture
-def training_module() -> SpanBoundaryModule:
+def module() -> SpanBoundaryModule:
     config = EncoderConfig(SIZE, width=32, depth=2, heads=2, intermediate_size=48)
     torch.manual_seed(0)
     model = Model(*MaskedLMSpanBoundary().models(config)["model"])
-    training_module = SpanBoundaryModule(model).double()
-    for parameter in training_module.parameters():
+    module = SpanBoundaryModule(model).double()
+    for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return training_module.eval()
+    return module.eval()
 
 
 SPANS = MaskedLMSpanBoundary(masking=Masking(0.3, Spans(), decided_by="unit"))
 
 
-def test_the_loss_is_the_formula(training_module):
+def test_the_loss_is_the_formula(module):
     """h = LN(gelu(W [x_left; x_right; p] + b)), y = LN(gelu(W' h + b')), softmax(E y + c), as loops in float64."""
     sequences = draw_sequences(SPANS)
     batch = pack(sequences)
-    losses, weights = training_module(batch), training_module.weights(batch)
-    head, model, total, count = training_module.boundary, training_module.model, 0.0, 0
+    losses, weights = module(batch), module.weights(batch)
+    head, model, total, count = module.boundary, module.model, 0.0, 0
     table = model.encoder.embedding.token.weight
     for sequence in sequences:
         x = model.encoder(pack([sequence])).last
@@ -205,34 +205,6 @@ def test_the_loss_is_the_formula(training_module):
             count += 1
     assert weights["boundary"] == count
     assert losses["boundary"].total.item() == pytest.approx(total, rel=1e-12)
-
-
-def test_without_weights_the_loss_is_that_of_the_bias(training_module):
-    with torch.no_grad():
-        training_module.boundary.second_norm.weight.zero_()
-        training_module.boundary.second_norm.bias.zero_()
-    batch = pack(draw_sequences(SPANS))
-    ids = torch.as_tensor(batch.targets["boundary"].ids)
-    logits = training_module.boundary.bias.expand(len(ids), -1)
-    expected = F.cross_entropy(logits, ids, reduction="sum")
-    torch.testing.assert_close(training_module(batch)["boundary"].total, expected)
-
-
-def test_its_gradient_reaches_the_borders_alone(training_module, monkeypatch):
-    batch = pack(draw_sequences(SPANS))
-    encode, kept = training_module.model.encoder.forward, []
-
-    def spy(*args, **kwargs):
-        hidden = encode(*args, **kwargs)
-        hidden.last.retain_grad()
-        kept.append(hidden.last)
-        return hidden
-
-    monkeypatch.setattr(training_module.model.encoder, "forward", spy)
-    training_module(batch)["boundary"].total.backward()
-    reached = set(torch.nonzero(kept[0].grad.abs().sum(1)).flatten().tolist())
-    targets = batch.targets["boundary"]
-    assert reached == {*targets.left.tolist(), *targets.right.tolist()}
 
 
 def test_a_run_opens_in_transformers_and_its_boundary_network_resumes(corpus, tmp_path):

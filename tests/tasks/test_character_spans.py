@@ -9,8 +9,7 @@ from hypothesis import given, strategies as st
 
 from bothways.core.errors import DataError
 from bothways.data.tables import TableRow
-from bothways.finetuning.data import read_rows
-from bothways.tasks.tagging.examples import TagColumns, TagExample
+from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.running_text import CharacterSpan, split_words, tags_from_spans
 from bothways.tasks.tagging.task import TaggingTask
 
@@ -81,29 +80,11 @@ def test_every_form_gives_the_same_tags(form, tmp_path):
     assert [e.where for e in from_files][1::2] == [f"{file}:2", f"{array}:record 2"]
 
 
-def test_parquet_and_columns_by_name(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
-    file = tmp_path / "a.parquet"
-    rows = [{"body": TEXT, "found": objects()}, {"body": "In Rome", "found": []}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    reading = TASK.read(str(file), TagColumns("body", "found"))
-    assert [e.tags for e in reading.examples] == [TAGS, ("O", "O")]
-    assert reading.task.columns == TagColumns("body", "found")
-
-
 def test_the_splitter_that_fits_a_span_is_named():
     text = "U.N. speech"
     with pytest.raises(DataError, match="cuts a word") as raised:
         tags_from_spans(text, split_words(text, "rules"), [CharacterSpan(0, 3, "ORG")], "1")
     assert "task.splitter=punctuation" in str(raised.value.fix)
-
-
-def test_the_column_of_sentences_is_used(tmp_path):
-    file = tmp_path / "words.csv"
-    file.write_text("sentence_id,word,tag,note\n1,Anna,B-PER,x\n1,sings,O,x\n2,Berg,B-PER,x\n")
-    assert read_rows(str(file), TASK, "train").unused == ["note"]
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,16 @@
 
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks.base import EncodedExample, Task, TaskModel
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
-from toy_task import VOCABULARY, make_examples, make_task, make_text, make_tokenizer
+from toy_task import VOCABULARY, make_examples, make_task, make_tokenizer
 
 
 def ids_of(text: str) -> list[int]:
@@ -59,32 +55,6 @@ def test_lengths_that_the_model_cannot_have_are_refused(tmp_path, length):
         make_task(tmp_path, length=length)
 
 
-def test_predicting_leaves_the_mode_and_the_gradients_alone(tmp_path):
-    task = make_task(tmp_path)
-    for training, inner in ((True, True), (False, True), (False, False)):
-        task.train(training)
-        task.model.train(inner)
-        first, second = (list(predict(task, make_examples(8))) for _ in range(2))
-        assert first == second  # no dropout
-        assert task.training is training
-    assert all(parameter.grad is None for parameter in task.parameters())
-
-
-def test_examples_are_read_as_they_are_needed(tmp_path):
-    task, read = make_task(tmp_path), []
-
-    def endless():
-        draw = random.Random(0)
-        while True:
-            read.append(1)
-            yield TextExample(make_text(draw, 5), None, "x")
-
-    stream = predict(task, endless(), PredictConfig(window=4))
-    for count in range(1, 11):
-        next(stream)
-        assert len(read) == 4 * math.ceil(count / 4)
-
-
 def test_scores_are_of_all_predictions_in_one_pass(tmp_path):
     task, examples = make_task(tmp_path), make_examples(100, seed=4)
     results = list(predict(task, examples))
@@ -98,31 +68,3 @@ def test_scores_are_of_all_predictions_in_one_pass(tmp_path):
     of_two = make_task(tmp_path, ("x", "y")).score([(TextExample("t", None, "y"), impossible)])
     assert "f1" in of_two
     assert 100 < of_two["loss"] < math.inf
-
-
-def test_a_task_has_to_say_what_it_does(tmp_path):
-    made, nothing, example = make_task(tmp_path), Task[TextExample, Any](), TextExample("ape")
-    task: TaskModel[TextExample, Any] = TaskModel(nothing, made.model, made.tokenizer, (), 16)
-    batch = pack(made.encode([example])[0].sequences)
-    for call, *arguments in (
-        (task.encode, []),
-        (task.grade, example, None),
-        (task.outputs, batch),
-        (task.losses, torch.zeros(1), batch),
-        (task.decode, example, EncodedExample((), 0, 0), []),
-        (task.score, []),
-        (nothing.read, ""),
-        (nothing.example, {}),
-        (nothing.heads, (), None),
-        (nothing.texts, example),
-    ):
-        with pytest.raises(NotImplementedError):
-            call(*arguments)
-    assert task.tuned([]) is nothing
-    assert (nothing.labels([]), nothing.directions(()), nothing.check([], [])) == ((), {}, [])
-
-
-@pytest.mark.parametrize("name", ["tokens", "window"])
-def test_a_pace_of_nothing_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
-        PredictConfig(**{name: 0})

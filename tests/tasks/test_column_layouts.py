@@ -72,10 +72,6 @@ CONLL_2009 = """1 Anna anna anna NNP NN _ _ 2 2 SBJ SBJ Y anna.01 _ A0
             NONE, [("anna sings .", "B-PER O O"), ("acme .", "B-ORG O")], id="two counters",
         ),
         pytest.param(
-            "0,x\tanna\tB-PER\n0,x\tsings\tO\n", TagColumns("1"),
-            [("anna sings", "B-PER O")], id="a named word column",
-        ),
-        pytest.param(
             "7\tanna\tB-PER\n7\tsings\tO\n8\tacme\tB-ORG\n8\tis\tO\n",
             NONE, [("anna sings", "B-PER O"), ("acme is", "B-ORG O")], id="sentences by number",
         ),
@@ -105,10 +101,6 @@ CONLL_2009 = """1 Anna anna anna NNP NN _ _ 2 2 SBJ SBJ Y anna.01 _ A0
         ),
         pytest.param(
             CONLL_2009, NONE, [("Anna sings", "NNP VBZ"), ("Oslo", "NNP")], id="CoNLL-2009",
-        ),
-        pytest.param(
-            CONLL_2009, TagColumns(None, "deprel"),
-            [("Anna sings", "SBJ ROOT"), ("Oslo", "ROOT")], id="CoNLL-2009 by name",
         ),
         pytest.param(
             CONLL_2012, TagColumns(None, "pos"),
@@ -150,10 +142,6 @@ CONLL_2009 = """1 Anna anna anna NNP NN _ _ 2 2 SBJ SBJ Y anna.01 _ A0
         pytest.param(
             "# sent_id = 1\n# B-HASH\n#oslo B-LOC\nrome B-LOC\n# O\n\n# a comment here\n# another\n#\tO\nx O\n",
             NONE, [("# #oslo rome #", "B-HASH B-LOC B-LOC O"), ("# x", "O O")], id="words with #",
-        ),
-        pytest.param(
-            "anna \tB-PER\t\n10\u00a0000 O\nNew York\tB-LOC\n",
-            NONE, [("anna 10\u00a0000 New York", "B-PER O B-LOC")], id="tabs and blanks",
         ),
         pytest.param(
             "TOKEN\tNE-COARSE\tNE-FINE\n# document_id = x\nAnna\tB-pers\tB-pers.ind\nis\tO\tO\n",

@@ -64,19 +64,70 @@ def test_many_balanced_classes_are_not_rare():
     check(ClassificationTask().check(few, []), "balance warning", r"less than 0\.1% .*: z \(1\)")
 
 
+def ranked(*labels: float, text: str = "a") -> list[RankExample]:
+    return [RankExample("q", (text,) * len(labels), labels, "b:1")]
+
+
+def scored(*labels: str | None) -> list[TextExample]:
+    return [TextExample(f"new {n}", None, label, "b:1") for n, label in enumerate(labels)]
+
+
+QUERIES = [RankExample(f"q{n}", ("a", "b"), (1.0, 0.0), f"t:{n}") for n in range(4)]
+GRADED = RankExample("new", ("a", "b"), (3.0, 0.0), "d:1")
+SCORES = [TextExample(f"t{n}", None, str(n / 2), f"a:{n}") for n in range(9)]
+SEVERAL, CHOICES = fair_texts(40), fair_questions(30)
+SPREADSHEET = [TextExample(text, label=text[-1]) for text in ("#NAME?", "a ?", "b ?", "c !", "d !")]
+PIPED = [MultilabelExample(f"x{n}", None, (name,)) for n, name in enumerate(("a|b", "a|c", "b"))]
+AGAIN = [RankExample(query, ("a", "b"), (1.0, 0.0), joined=True) for query in ("x", "y", "x")]
+
+
 @pytest.mark.parametrize(
-    ("train", "dev", "expected", "message"),
+    ("task", "train", "dev", "expected", "message"),
     [
-        (labelled("x", text=" "), [], "rows error", "1 example has an empty text: b:1"),
-        (labelled(None), [], "labels error", "1 example has no label .*: b:1"),
-        ([], labelled("z"), "labels error", r"has no training example: b:1 \('z'\)"),
-        (labelled("z"), fair_texts(4, 900), "labels warning", "no dev example has .* labels z"),
-        (labelled("z") + fair_texts(200, 100), [], "balance warning", r"less than 1% .*: z \(1\)"),
-        ([], labelled(text="text 3"), "overlap warning", "1 of 1 dev examples is also in the"),
+        (MultilabelTask(), SEVERAL + labelled("x", text=" "), [], "rows error", "1 example has an empty text: b:1"),
+        (MultilabelTask(), SEVERAL + labelled(None), [], "labels error", "1 example has no label .*: b:1"),
+        (MultilabelTask(), SEVERAL, labelled("z"), "labels error", r"has no training example: b:1 \('z'\)"),
+        (MultilabelTask(), SEVERAL + labelled("z"), fair_texts(4, 900), "labels warning", "no dev example has .* labels z"),
+        (MultilabelTask(), fair_texts(200) + labelled("z"), [], "balance warning", r"less than 1% .*: z \(1\)"),
+        (MultilabelTask(), SEVERAL, labelled(text="text 3"), "overlap warning", "1 of 1 dev examples is also in the"),
+        (MultilabelTask(), PIPED, [], "labels warning", r"'\|'"),
+        (ChoiceTask(), CHOICES + choice("a"), [], "rows error", "1 example has fewer than two endings: b:1"),
+        (ChoiceTask(), CHOICES + choice("a", " "), [], "rows error", "1 example has an empty .*: b:1"),
+        (ChoiceTask(), CHOICES + choice("a", "b", text=""), [], "rows error", "1 example has an empty .*: b:1"),
+        (ChoiceTask(), CHOICES + choice("a", "a"), [], "rows warning", "1 example has the same ending twice.*: b:1"),
+        (ChoiceTask(), CHOICES + choice("a", "b", label=None), [], "labels error", "1 example has no label .*: b:1"),
+        (ChoiceTask(), CHOICES + choice("a", "b", label=2), [], "labels error", r"out of range: b:1 \(2 of 2\)"),
+        (ChoiceTask(), CHOICES, choice("a", "b", label=-1), "labels error", r"out of range: b:1 \(-1 of 2\)"),
+        (ChoiceTask(), CHOICES, fair_questions(1), "overlap warning", "1 of 1 dev examples is also in .*: a:0"),
+        (ClassificationTask(), SPREADSHEET, [], "rows warning", "^1 text has an error of a spreadsheet: an example$"),
+        (RerankingTask(), AGAIN, [], "rows warning", "earlier"),
+        (RerankingTask(), [*QUERIES, GRADED], [], "labels error", "1 training example has labels above 1: d:1"),
+        (RerankingTask(), QUERIES, ranked(0.0), "balance warning", "1 dev query has no relevant document, .*: b:1"),
+        (RerankingTask(), QUERIES, QUERIES[1:2], "overlap warning", "1 of 1 dev queries is also in .*: t:1"),
+        (RerankingTask(), QUERIES + ranked(), [], "rows error", "1 example has no document: b:1"),
+        (RerankingTask(), QUERIES + ranked(1.0, text=" "), [], "rows error", "empty text: b:1"),
+        (RerankingTask(), [*QUERIES, RankExample("q", ("a",))], [], "labels error", "1 example has no label"),
+        (RerankingTask(), ranked(1.0), [], "balance error", "^all training documents have the label 1:"),
+        (RegressionTask(), [*SCORES, *scored("x", "nan")], [], "labels error", r"^2 .* not numbers: b:1 .'x'., b:1 .'nan'.$"),
+        (RegressionTask(), [*SCORES, TextExample(" ", None, "1", "b:3")], [], "rows error", "an empty text: b:3$"),
+        (RegressionTask(), [*SCORES, *scored(None)], [], "labels error", "^1 example has no label"),
+        (RegressionTask(), SCORES, SCORES[3:5], "overlap warning", "also in the training data"),
+        (RegressionTask(), scored("2", "2.0"), [], "balance error", "all training examples have the score 2"),
+        (RegressionTask(), SCORES, scored("2", "2.0"), "balance warning", "all dev examples have the score 2"),
     ],
-)
-def test_flaws_of_several_labels_are_found(train, dev, expected, message):
-    check(MultilabelTask().check([*fair_texts(40), *train], dev), expected, message)
+)  # fmt: skip
+def test_each_flaw_is_found(task, train, dev, expected, message):
+    check(task.check(train, dev), expected, message)
+
+
+def test_what_is_no_flaw_is_not_reported():
+    dev = [replace(CHOICES[0], endings=("new", "newer")), replace(CHOICES[1], context="another")]
+    assert "overlap" not in {finding.check for finding in ChoiceTask().check(CHOICES, dev)}
+    assert not any("'|'" in f.what for f in MultilabelTask(separator="|").check(PIPED, []))
+    lists = [replace(ranks, joined=False) for ranks in AGAIN]  # whatever their order
+    assert RerankingTask().check(lists, []) == []
+    assert RerankingTask().check(QUERIES, [GRADED]) == RerankingTask().check(QUERIES, []) == []
+    assert RegressionTask().check(SCORES, scored("1.5", "2")) == []
 
 
 def test_no_label_and_a_label_of_all_are_told():
@@ -90,29 +141,6 @@ def test_no_label_and_a_label_of_all_are_told():
     check(same, "balance warning", "always answering 0 would be right for 100.0%")
     alone = ChoiceTask().check([ChoiceExample("t", ("a", "b"))], [])
     assert "balance" not in {finding.check for finding in alone}
-
-
-@pytest.mark.parametrize(
-    ("train", "dev", "expected", "message"),
-    [
-        (choice("a"), [], "rows error", "1 example has fewer than two endings: b:1"),
-        (choice("a", " "), [], "rows error", "1 example has an empty .*: b:1"),
-        (choice("a", "b", text=""), [], "rows error", "1 example has an empty .*: b:1"),
-        (choice("a", "a"), [], "rows warning", "1 example has the same ending twice.*: b:1"),
-        (choice("a", "b", label=None), [], "labels error", "1 example has no label .*: b:1"),
-        (choice("a", "b", label=2), [], "labels error", r"out of range: b:1 \(2 of 2\)"),
-        ([], choice("a", "b", label=-1), "labels error", r"out of range: b:1 \(-1 of 2\)"),
-        ([], fair_questions(1), "overlap warning", "1 of 1 dev examples is also in .*: a:0"),
-    ],
-)
-def test_flaws_of_choices_are_found(train, dev, expected, message):
-    check(ChoiceTask().check([*fair_questions(30), *train], dev), expected, message)
-
-
-def test_choices_that_differ_in_context_or_endings_are_no_overlap():
-    train = fair_questions(9)
-    dev = [replace(train[0], endings=("new", "newer")), replace(train[1], context="another")]
-    assert "overlap" not in {finding.check for finding in ChoiceTask().check(train, dev)}
 
 
 def test_marks_depend_on_the_other_labels():
@@ -196,12 +224,6 @@ def test_labels_that_look_alike_are_named(pair):
         check(found, "labels warning", "learned as different ones")
 
 
-def test_errors_of_a_spreadsheet_are_named():
-    texts = ("#NAME?", "a ?", "b ?", "c !", "d !")
-    found = ClassificationTask().check([TextExample(text, label=text[-1]) for text in texts], [])
-    check(found, "rows warning", "^1 text has an error of a spreadsheet: an example$")
-
-
 ROWS = "a good film\tpos\na bad play\tneg\n" * 4
 
 
@@ -246,14 +268,3 @@ def test_a_score_whose_square_overflows_is_refused():
 def test_endings_are_ordered_by_their_number():
     row = {"context": "x", "ending0": "a", "ending10": "k", "ending2": "c", "ending1": "b"}
     assert ChoiceTask().example(row).endings == ("a", "b", "c", "k")
-
-
-def test_another_separator_of_labels_is_named():
-    sets = [MultilabelExample(f"x{n}", None, (name,)) for n, name in enumerate(("a|b", "a|c", "b"))]
-    check(MultilabelTask().check(sets, []), "labels warning", r"'\|'")
-    assert not any("'|'" in f.what for f in MultilabelTask(separator="|").check(sets, []))
-
-
-def test_a_query_that_comes_again_is_named():
-    ranks = [RankExample(query, ("a", "b"), (1.0, 0.0), joined=True) for query in ("x", "y", "x")]
-    check(RerankingTask().check(ranks, []), "rows warning", "earlier")

@@ -12,7 +12,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.tasks.text_task import Fit, TextExample
+from bothways.tasks.text_task import LongTexts, LongTextTask, TextExample
 from bothways.training.encoding_checks import needed_length
 from parity import batch_of, check_sum
 from toy_task import VOCABULARY, WORDS, make_task, make_tokenizer
@@ -21,40 +21,39 @@ LONG = " ".join(WORDS)  # ten tokens
 WINDOWS = ["ape bee cat dog elk fox", "dog elk fox gnu hen ibis", "elk fox gnu hen ibis jay"]
 
 
-def words_of(fit: Fit, folder: Path, a: str, b: str | None = None) -> tuple[list[str], int]:
+def words_of(
+    folder: Path, length: int, long_texts: LongTexts, *texts: str, stride: int | None = None
+) -> tuple[list[str], int]:
     """The words of each sequence, and how many tokens are in none."""
     tokenizer = make_tokenizer(folder)
-    first = tokenizer.encode([a])[0]
-    if b is None:
-        parts, cut = fit.single(first, tokenizer.template)
-    else:
-        parts, cut = fit.pair(first, tokenizer.encode([b])[0], tokenizer.template)
+    task, ids = LongTextTask(long_texts=long_texts, stride=stride), tokenizer.encode(list(texts))
+    read = task.single if len(texts) == 1 else task.pair
+    parts, cut = read(*ids, tokenizer.template, length)
     return [" ".join(VOCABULARY[id] for id in part.ids) for part in parts], cut
 
 
 def test_a_long_text_is_read_by_its_beginning_its_ends_or_whole(tmp_path):
-    assert words_of(Fit(8), tmp_path, LONG) == (["[CLS] ape bee cat dog elk fox [SEP]"], 4)
-    ends = ["[CLS] ape fox gnu hen ibis jay [SEP]"]
-    assert words_of(Fit(8, "head_tail"), tmp_path, LONG) == (ends, 4)
-    every = [f"[CLS] {window} [SEP]" for window in WINDOWS]
-    assert words_of(Fit(8, "windows"), tmp_path, LONG) == (every, 0)
-    assert len(words_of(Fit(8, "windows", stride=1), tmp_path, LONG)[0]) == 5
-    for long_texts in ("truncate", "head_tail", "windows"):
-        short = words_of(Fit(12, long_texts), tmp_path, LONG)
-        assert short == ([f"[CLS] {LONG} [SEP]"], 0)
+    for long_texts, texts, cut in (
+        ("truncate", ["ape bee cat dog elk fox"], 4),
+        ("head_tail", ["ape fox gnu hen ibis jay"], 4),
+        ("windows", WINDOWS, 0),
+    ):
+        expected = [f"[CLS] {text} [SEP]" for text in texts]
+        assert words_of(tmp_path, 8, long_texts, LONG) == (expected, cut)
+        assert words_of(tmp_path, 12, long_texts, LONG) == ([f"[CLS] {LONG} [SEP]"], 0)
+    assert len(words_of(tmp_path, 8, "windows", LONG, stride=1)[0]) == 5
 
 
 def test_windows_move_over_the_longer_of_two_texts(tmp_path):
-    fit = Fit(9, "windows", stride=4)
-    parts, cut = words_of(fit, tmp_path, "ape bee", LONG)
+    parts, cut = words_of(tmp_path, 9, "windows", "ape bee", LONG, stride=4)
     assert parts[0] == "[CLS] ape bee [SEP] ape bee cat dog [SEP]"
     assert parts[-1] == "[CLS] ape bee [SEP] gnu hen ibis jay [SEP]"
     assert cut == 0
-    parts, cut = words_of(fit, tmp_path, LONG, "ape bee cat dog")
+    parts, cut = words_of(tmp_path, 9, "windows", LONG, "ape bee cat dog", stride=4)
     assert parts[0] == "[CLS] ape bee cat [SEP] ape bee cat [SEP]"
     assert parts[-1] == "[CLS] hen ibis jay [SEP] ape bee cat [SEP]"
     assert cut == 1
-    ends = words_of(Fit(9, "head_tail"), tmp_path, LONG, "ape bee")
+    ends = words_of(tmp_path, 9, "head_tail", LONG, "ape bee")
     assert ends == (["[CLS] ape hen ibis jay [SEP] ape bee [SEP]"], 6)
 
 

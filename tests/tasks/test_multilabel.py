@@ -8,10 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 import torch
-from pyarrow import parquet
 from sklearn import metrics as sklearn
 from sklearn.utils.class_weight import compute_class_weight
 
@@ -134,15 +132,9 @@ def test_files_of_every_kind(tmp_path):
     assert MultilabelTask().labels([first, second, MultilabelExample("t")]) == ("blue", "red")
     bare = MultilabelTask().read(str(tmp_path / "a.tsv"), labelled=False).examples
     assert [example.labels for example in bare] == [None, None]
-    table = pyarrow.table({"text": ["t", "u"], "labels": [["b", "a"], None]})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    lists = MultilabelTask().read(str(tmp_path / "a.parquet")).examples
-    assert [example.labels for example in lists] == [("a", "b"), None]
     (tmp_path / "b.jsonl").write_text('{"text": "t", "labels": [["a"]]}')
     with pytest.raises(DataError, match=r"b\.jsonl:1: column 'labels' holds list, not a label"):
         list(MultilabelTask().read(str(tmp_path / "b.jsonl")).examples)
-    assert MultilabelTask().texts(first) == ("ape", "bee")
-    assert MultilabelTask().texts(MultilabelExample("ape")) == ("ape",)
 
 
 def test_what_cannot_be_is_refused(tmp_path):

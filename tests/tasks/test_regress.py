@@ -50,32 +50,6 @@ def test_scores_are_read_from_files_as_classes_are(tmp_path):
     assert second.label is None
 
 
-def findings(train: list[TextExample], dev: list[TextExample]) -> list[tuple[str, str, str]]:
-    return [
-        (found.check, found.severity, found.what) for found in RegressionTask().check(train, dev)
-    ]
-
-
-def test_flaws_of_scores_are_found():
-    fair = [TextExample(f"t{n}", None, str(n / 2), f"a:{n}") for n in range(9)]
-    assert findings(fair, []) == []
-    assert findings(fair, [TextExample("new", None, "1.5"), TextExample("newer", None, "2")]) == []
-    assert findings(
-        [*fair, TextExample("t", None, "x", "b:1"), TextExample("u", None, "nan", "b:2")], []
-    ) == [("labels", "error", "2 labels are not numbers: b:1 ('x'), b:2 ('nan')")]
-    assert findings([*fair, TextExample(" ", None, "1", "b:3")], []) == [
-        ("rows", "error", "1 example has an empty text: b:3")
-    ]
-    ((check, severity, what),) = findings([*fair, TextExample("t", None, None, "b:4")], [])
-    assert (check, severity) == ("labels", "error")
-    assert what.startswith("1 example has no label")
-    ((check, severity, what),) = findings(fair, [fair[3], TextExample("u", None, "1")])
-    assert (check, severity) == ("overlap", "warning")
-    flat = [TextExample("a", None, "2"), TextExample("b", None, "2.0")]
-    assert [found[:2] for found in findings(flat, [])] == [("balance", "error")]
-    assert [found[:2] for found in findings(fair, flat)] == [("balance", "warning")]
-
-
 def test_scores_far_from_0_have_units_of_their_own():
     far = [TextExample(f"t{n}", None, str(100_000 + n), f"a:{n}") for n in range(9)]
     assert RegressionTask().output_scale(far) == (100_004, np.std(range(9)))

@@ -46,14 +46,6 @@ def test_top_k_is_that_of_brute_force(block, seed, count, k, levels, named, limi
     assert np.array_equal(scores, expected[0])
 
 
-def test_top_k_of_scores_that_rise_is_found_in_blocks(monkeypatch):
-    monkeypatch.setattr(nearest, "BLOCK_ROWS", 100)
-    vectors = np.linspace(0, 1, 5000, dtype=np.float32)[:, None]
-    scores, rows = top_k(np.ones((1, 1), np.float32), vectors, 3)
-    assert rows.tolist() == [[4999, 4998, 4997]]
-    assert scores[0].tolist() == vectors[4999:4996:-1, 0].tolist()
-
-
 def test_top_k_of_longer_and_longer_vectors(monkeypatch):
     """The rounding of a later block is larger than the distances of scores in an earlier one."""
     monkeypatch.setattr(nearest, "BLOCK_ROWS", 16)

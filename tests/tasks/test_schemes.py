@@ -9,11 +9,11 @@ from hypothesis import given, settings, strategies as st
 from bothways.core.errors import DataError
 from bothways.prediction.engine import evaluate_task
 from bothways.tasks.base import EncodedExample
+from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import (
     Chunk,
     Spelling,
-    TagCounts,
     as_labels,
     chunks,
     find_scheme,
@@ -205,10 +205,13 @@ PAIR = st.tuples(st.integers(0, 12), st.integers(0, 12))
 def counted(
     truth: list[list[str]], predicted: list[list[str]], labels: tuple[str, ...]
 ) -> dict[str, float]:
-    counts = TagCounts(labels, entities=True)
-    for expected, found in zip(truth, predicted, strict=True):
-        counts.add(expected, found, 0.5 * len(expected))
-    return counts.scores()
+    """The metrics; the right tag of each word has the probability exp(−½)."""
+    results = []
+    for expected, tags in zip(truth, predicted, strict=True):
+        words, chances = ("w",) * len(tags), np.full((len(tags), len(labels)), np.exp(-0.5))
+        made = TagPrediction(words, tuple(tags), chances)
+        results.append((TagExample(words, tuple(expected)), made))
+    return dict(TaggingTask().score(results, labels))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +246,7 @@ def test_strict_scores_are_seqevals_in_the_scheme_of_the_labels(prefixes, name, 
             of_types = [scores[f"{rate}/{kind}"] for kind in kinds]
             assert not kinds or of_types == pytest.approx([*metric(average=None)])
     assert scores["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
-    assert scores["loss"] == 0.5
+    assert scores["loss"] == pytest.approx(0.5)
     again = counted(truth, truth, labels)
     assert again["accuracy"] == 1
     has_entities = float(any(tag != "O" for row in truth for tag in row))
@@ -273,10 +276,7 @@ def test_scores_of_plain_tags_are_scikit_learns(pairs):
     from sklearn.metrics import accuracy_score, f1_score
 
     truth, predicted = zip(*pairs, strict=True)
-    counts = TagCounts("abc", entities=False)
-    counts.add(truth[:5], predicted[:5], 1.0)
-    counts.add(truth[5:], predicted[5:], 2.0)
-    assert counts.words == len(pairs)
+    halves = ([list(tags[:5]), list(tags[5:])] for tags in (truth, predicted))
     f1 = f1_score(truth, predicted, average="macro", zero_division=0.0)
-    expected = {"f1": f1, "accuracy": accuracy_score(truth, predicted), "loss": 3 / len(pairs)}
-    assert counts.scores() == pytest.approx(expected)
+    expected = {"f1": f1, "accuracy": accuracy_score(truth, predicted), "loss": 0.5}
+    assert counted(*halves, ("a", "b", "c")) == pytest.approx(expected)

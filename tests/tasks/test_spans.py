@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bothways.tasks.question_answering.task import best_spans, characters, covering, span_scores
-from bothways.tasks.text_task import TextWindow, owners, windows
+from bothways.tasks.text_task import owners, windows
 
 
 @given(
@@ -35,7 +35,7 @@ def test_characters_keep_marks_and_leave_white_space():
 
 
 def google(
-    scores: list[np.ndarray], parts: list[TextWindow], longest: int
+    scores: list[np.ndarray], parts: list[range], longest: int
 ) -> dict[tuple[int, int], float]:
     """Every span that run_squad.py could name, had it no limit of 20 starts and ends: its first token has the most context in
     the span's window."""
@@ -69,7 +69,7 @@ def test_spans_are_all_of_googles_and_those_that_windows_cut(
     found = {(first, last): score for first, last, score in every}
     theirs = google(scores, parts, longest)
     assert found.items() >= theirs.items()
-    inside = [itertools.combinations_with_replacement(range(*part), 2) for part in parts]
+    inside = [itertools.combinations_with_replacement(part, 2) for part in parts]
     pairs = {pair for pair in itertools.chain(*inside) if pair[1] - pair[0] < longest}
     assert found.keys() == pairs
     if len(parts) == 1:
@@ -80,7 +80,7 @@ def test_spans_are_all_of_googles_and_those_that_windows_cut(
 
 UNEQUAL = [
     # The second word has one token on its poorer side in both.
-    [TextWindow(0, 3), TextWindow(0, 9)],
+    [range(0, 3), range(0, 9)],
     windows(572, 300, 128),  # of the last two, the longer one wins though it has a token less
 ]
 
@@ -133,7 +133,7 @@ def test_windows_are_googles(tokens, room, stride):
     expected, start = [], 0
     while True:  # the loop of convert_examples_to_features in run_squad.py
         length = min(tokens - start, room)
-        expected.append(TextWindow(start, start + length))
+        expected.append(range(start, start + length))
         if start + length == tokens:
             break
         start += min(length, stride)

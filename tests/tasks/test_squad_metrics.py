@@ -99,63 +99,52 @@ def test_texts_without_spaces():
     assert not any(map(metrics.unspaced, ["The cat sat.", "大莱龙铁路 in Shandong", "1998", ""]))
 
 
-def random_graded(
-    rng: random.Random, count: int, ties: bool
-) -> tuple[metrics.AnswerScores, list[Question], list[str], list[float]]:
-    graded, questions, bests, differences = metrics.AnswerScores(), [], [], []
+def graded(*rows: tuple[Question, str, str, float]) -> metrics.ScoredAnswers:
+    """Scores of a question, a prediction, the best answer and a difference in each row."""
+    return metrics.ScoredAnswers(*np.array([metrics.score_answer(*row) for row in rows]).T)
+
+
+@given(st.integers(1, 10), st.booleans(), st.integers(0, 9999))
+def test_the_best_threshold_is_the_best_of_all(count, ties, seed):
+    rng, rows = random.Random(seed), []
     for _ in range(count):
         answered = english("black cat", "dog", impossible=False)
         question = rng.choice([english(impossible=True), answered])
         best = rng.choice(["black cat", "cat", "mouse", *([""] if ties else [])])
         difference = float(rng.randint(-3, 3)) if ties else rng.uniform(-5, 5)
-        graded.add(question, best if rng.random() < 0.7 else "", best, difference)
-        questions.append(question)
-        bests.append(best)
-        differences.append(difference)
-    return graded, questions, bests, differences
+        rows.append((question, best if rng.random() < 0.7 else "", best, difference))
 
+    def f1_at(limit: float) -> float:
+        answers = [(q, "" if d > limit else best) for q, _, best, d in rows]
+        return float(np.mean([metrics.grade_answer(answer, q).f1 for q, answer in answers]))
 
-@given(st.integers(1, 10), st.booleans(), st.integers(0, 9999))
-def test_the_best_threshold_is_the_best_of_all(count, ties, seed):
-    graded, questions, bests, differences = random_graded(random.Random(seed), count, ties)
-
-    def f1_at(threshold: float) -> float:
-        rows = zip(questions, bests, differences, strict=True)
-        grades = [metrics.grade_answer("" if d > threshold else best, q).f1 for q, best, d in rows]
-        return float(np.mean(grades))
-
-    columns = graded.columns
+    columns = graded(*rows)
     threshold, best = metrics.best_threshold(columns.difference, columns.given_f1, columns.none)
     assert f1_at(threshold) == pytest.approx(best)
-    assert best == pytest.approx(max(f1_at(place) for place in (-math.inf, *differences)))
-    assert all(abs(threshold - difference) > 0 for difference in differences)
+    assert best == pytest.approx(max(f1_at(place) for place in (-math.inf, *columns.difference)))
+    assert threshold not in columns.difference
 
 
 def test_metrics_are_means_over_their_questions():
-    graded, none = metrics.AnswerScores(), english(impossible=True)
-    rows = [  # question, prediction, best answer, difference
+    none = english(impossible=True)
+    rows = [
         (english("black cat"), "black cat", "black cat", -4.0),
         (english("black cat"), "cat", "cat", -1.0),
         (english("black cat"), "", "black cat", 0.5),
         (none, "", "mouse", 3.0),
         (none, "mouse", "mouse", -2.0),
     ]
-    for row in rows:
-        graded.add(*row)
-    assert len(graded.columns.f1) == 5
     f1, f1_best = (1 + 2 / 3 + 0 + 1 + 0) / 5, (1 + 2 / 3 + 1 + 1 + 0) / 5  # answer up to 0.5
-    assert graded.metrics() == pytest.approx({
+    assert graded(*rows).metrics() == pytest.approx({
         "em": 2 / 5, "f1": f1, "f1_best": f1_best, "em_best": 3 / 5, "threshold_best": 1.75,
         "em_no": 1 / 2, "em_has": 1 / 3, "f1_has": (1 + 2 / 3) / 3,
     })  # fmt: skip
 
 
 def test_metrics_where_every_question_has_an_answer_and_where_none_has():
-    graded, empty = metrics.AnswerScores(), metrics.AnswerScores()
-    graded.add(english("cat"), "cat", "cat", 5.0)
-    graded.add(english("cat"), "black cat", "black cat", -5.0)
-    assert graded.metrics() == pytest.approx({"em": 0.5, "f1": 5 / 6, "f1_best": 5 / 6})
-    empty.add(english(impossible=True), "cat", "cat", 1.5)
+    rows = [(english("cat"), text, text, d) for text, d in (("cat", 5.0), ("black cat", -5.0))]
+    assert graded(*rows).metrics() == pytest.approx({"em": 0.5, "f1": 5 / 6, "f1_best": 5 / 6})
+    empty = graded((english(impossible=True), "cat", "cat", 1.5))
     expected = {"em": 0.0, "f1": 0.0, "f1_best": 1.0, "em_best": 1.0, "em_no": 0.0}
     expected["threshold_best"] = 0.5
     assert empty.metrics() == pytest.approx(expected)

@@ -78,13 +78,6 @@ def test_what_of_a_word_without_end_is_read_by_no_window_is_counted(tokenizer):
     assert targets_of(made) == [(id, IGNORED) for id in ids]
 
 
-def test_a_word_is_read_in_the_window_where_it_has_most_context(tokenizer):
-    example = TagExample(("ape", "bee", "cat", "dog", "elk", "fox", "gnu"))
-    (made,) = TaggingTask(stride=2).encode([example], tokenizer, LABELS, 7)
-    places = [sequence.targets["tag"].index.tolist() for sequence in made.sequences]
-    assert places == [[1, 2, 3, 4], [3, 4, 5]]  # windows of 5 at 0 and 2
-
-
 def test_the_document_fills_the_window(tokenizer):
     document = [("ape", "bee"), ("cat", "dogs"), ("elk", "fox", "gnu")]
     examples = list(with_context(iter([(1, TagExample(words)) for words in document])))

@@ -85,11 +85,6 @@ def test_tabs_blanks_line_ends_and_comments(tmp_path):
     assert (second.words, second.tags) == (("#",), ("O",))
     assert (first.words, first.tags) == (("a b", ""), ("X", "Y"))
     assert first.where == f"{tmp_path / 'a.conllu'}:4"
-    file = write(tmp_path / "b.conll", "# newdoc\n# NN\n#tag  O \n\n\n# newdoc\nx O\n")
-    (_, first), (_, second) = opened(file)[1]
-    assert (first.words, first.tags) == (("#", "#tag"), ("NN", "O"))
-    assert (second.words, second.where) == (("x",), f"{file}:7")
-    assert [document for document, _ in opened(file)[1]] == [1, 2]
     tweets = "#newdocs O\nx O\n\n#id\tO\n\n#newparty B-X\n\n#newdoc O\n"
     found = opened(write(tmp_path / "tweets.conll", tweets))[1]
     words = [("#newdocs", "x"), ("#id",), ("#newparty",), ("#newdoc",)]
@@ -130,16 +125,6 @@ def test_words_without_tags(tmp_path):
     assert read(file, TagColumns("1"), labelled=False) == [example]
     with pytest.raises(DataError, match=r"has 1 column \(EU\); the word is to be column 1\n"):
         read(write(tmp_path / "a.conll", "EU\n"), TagColumns("1"), labelled=False)
-
-
-def test_no_such_file(tmp_path):
-    for name, labelled in (("none.conll", True), ("none.tsv", False)):
-        with pytest.raises(DataError, match=f"{name}: no such file"):
-            read(tmp_path / name, labelled=labelled)
-    for name in ("folder.conll", "folder.txt", "folder.jsonl"):
-        (tmp_path / name).mkdir()
-        with pytest.raises(DataError, match=f"{name}: is a folder\n  Name a file in it"):
-            read(tmp_path / name, labelled=False)
 
 
 def test_lines_of_text(tmp_path):
@@ -283,12 +268,6 @@ def test_a_column_of_tags_that_is_not_clear_is_asked_for(tmp_path, names):
     row = {"words": ["a"], **{name: ["O"] for name in names.split(", ")}}
     with pytest.raises(DataError, match=rf"has the tags \({names}\); use label=NAME"):
         read(write_rows(tmp_path / "a.jsonl", [row]))
-
-
-def test_a_row_that_lacks_a_column(tmp_path):
-    file = write_rows(tmp_path / "a.jsonl", [{"words": ["a"], "tags": ["O"]}, {"words": ["a"]}])
-    with pytest.raises(DataError, match=r"a\.jsonl:2: the row has no column 'tags'; it has words"):
-        read(file)
 
 
 def test_a_list_of_words_goes_before_its_text(tmp_path):

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import re
 import sys
 import time
 import unicodedata
@@ -13,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from bothways.tasks.tagging import running_text
 from bothways.tasks.tagging.running_text import Splitter, split_words
 from spread import in_turn
 
@@ -101,35 +99,6 @@ def test_every_splitter_keeps_all_but_white_space(text, splitter):
     assert "".join(text[begin:end] for begin, end in spans) == "".join(text.split())
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     assert not any(text[begin:end].split() != [text[begin:end]] for begin, end in spans)
-
-
-_MAIL = re.compile(r"[\w.+-]+@\w[\w-]*(?:\.\w[\w-]*)+")
-
-
-def _first_pattern_at_each_place(text: str) -> list[tuple[int, int]]:
-    """The rule in one line: where no word has begun, the first of URL, address, title and shape."""
-    shape = [running_text._kind(character) for character in text]
-    for clitic in running_text._CLITIC.finditer(text):
-        shape[clitic.start()] = "`"
-    spans, place = [], 0
-    while place < len(text):
-        patterns = (running_text._URL, _MAIL, running_text._TITLE)
-        matches = [pattern.match(text, place) for pattern in patterns]
-        matches.append(running_text._SHAPE.match("".join(shape), place))
-        word = next((match for match in matches if match is not None), None)
-        spans += [] if word is None else [word.span()]
-        place = place + 1 if word is None else word.end()
-    return spans
-
-
-PIECES = st.sampled_from([*"aB9.+-_@ '中,:/\u0301", "a.b", "x@y.org", "www.", "http://", "Dr."])
-ADDRESSES = st.lists(PIECES, max_size=14).map("".join)
-
-
-@settings(max_examples=150)
-@given(ADDRESSES | MIXED)
-def test_a_word_is_the_first_pattern_that_fits_where_it_begins(text):
-    assert split_words(text) == _first_pattern_at_each_place(text)
 
 
 UNITS = (".", "+", "_", "-", "中", "a@", "a.", "+@", "www.", "@a.", "x@y.z")

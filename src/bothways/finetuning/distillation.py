@@ -35,10 +35,10 @@ from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence
 from bothways.prediction.engine import PredictionCounts, predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model, unit
-from bothways.tasks.base import TaskModel
+from bothways.tasks.base import EncodedExample, TaskModel
 from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TextTargets
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.tasks.text_task import EncodedTexts, window_weight
+from bothways.tasks.text_task import window_weight
 
 TARGET, SOFT = "teacher", "soft"
 """The names of the targets and of the loss."""
@@ -255,9 +255,8 @@ def with_guide_vectors(
     counts = PredictionCounts(on_count=progress.advance)
     guide = prepare_task_model(task_model, precision)
     results = predict(guide, data.train_examples, counts=counts)
-    train = list[EncodedTexts]()
+    train = list[EncodedExample]()
     for item, (_, prediction) in zip(data.train, results, strict=True):
-        assert isinstance(item, EncodedTexts)
         # A text that is read in windows has one vector for all of them.
         rows = np.repeat(unit(prediction.vectors), item.windows, axis=0)[:, None]
         sequences = list[Sequence]()

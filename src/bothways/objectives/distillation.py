@@ -99,11 +99,8 @@ class Teacher:
 def check_teacher(
     folder: str, tokenizer: Tokenizer, length: int, location: str, fixes: tuple[str, str]
 ) -> list[Finding]:
-    """Return errors if a teacher cannot read sequences of `length` tokens of a tokenizer.
-
-    Args:
-        location: the setting that names the teacher.
-        fixes: advice for another vocabulary and for too few positions.
+    """Return errors if a teacher cannot read sequences of `length` tokens of a tokenizer, each
+    with its advice in `fixes`: for another vocabulary, and for too few positions.
     """
     path, findings = resolve(resolve_run(folder)), []
     if difference := Tokenizer.load(path).difference(tokenizer):
@@ -121,10 +118,6 @@ class TokenWeights(Targets):
     """1 for each token of a sequence `(tokens)`; 0 where a rank has no sequence left."""
 
     weight: NDArray[np.float32] | Tensor
-
-    def without_weight(self) -> TokenWeights:
-        """Return the weight 0."""
-        return type(self)(np.zeros_like(self.weight))
 
 
 @dataclass(frozen=True)
@@ -148,14 +141,19 @@ class StudentLoss:
 
     Attributes:
         names: losses in the records of a run.
-        vectors: the last vectors that it reads of an encoder: those of masked tokens or of all.
     """
 
     names: ClassVar[tuple[str, ...]]
-    vectors: ClassVar[Literal["none", "masked", "all"]] = "none"
+
+    @property
+    def vectors(self) -> Literal["none", "masked", "all"]:
+        """The last vectors that it reads of an encoder: none, those of masked tokens, or all."""
+        return "none"
 
     def count(self, batch: Batch) -> float:
-        """Return the number that the sums are divided by, of tokens by default."""
+        """Return the number that the sums are divided by: of the tokens that are compared."""
+        if self.vectors == "masked":
+            return float(len(batch.target("masked", TokenTargets).ids))
         return float(_token_weights(batch).sum(dtype=torch.float64))
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
@@ -172,12 +170,7 @@ class MaskedTokens(StudentLoss):
     names = ("masked",)
     vectors = "masked"
 
-    def count(self, batch: Batch) -> float:
-        """Return the number of masked tokens."""
-        return float(len(batch.target("masked", TokenTargets).ids))
-
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
-        """Return the sum over masked tokens."""
         return (masked_prediction(student.model, batch, student.hidden)[0],)
 
 
@@ -197,11 +190,9 @@ class SoftTargets(StudentLoss):
     kind: Literal["soft_targets"] = "soft_targets"
     names = ("soft",)
 
-    def count(self, batch: Batch) -> float:
-        """Return the number of tokens that are compared."""
-        if self.at == "masked":
-            return float(len(batch.target("masked", TokenTargets).ids))
-        return super().count(batch)
+    @property
+    def vectors(self) -> Literal["masked", "all"]:
+        return self.at
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
         """Compare predictions, for some tokens at a time."""
@@ -237,7 +228,6 @@ class CosineStates(StudentLoss):
     vectors = "all"
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
-        """Return the sum over tokens."""
         exact = torch.promote_types(student.hidden.last.dtype, torch.float32)
         x, y = (outputs.hidden.last.to(exact) for outputs in (student, teacher))
         cosine = F.cosine_similarity(x, y, dim=1)
@@ -277,7 +267,6 @@ class Relations(StudentLoss):
         return super().count(batch) * self.heads
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
-        """Return the sums for queries, keys and values."""
         pairs = (
             outputs.projections.reshape(len(batch.ids), 3, self.heads, -1).unbind(1)
             for outputs in (student, teacher)
@@ -338,12 +327,9 @@ class Distillation(Objective):
         return next((loss for loss in self.losses if isinstance(loss, cls)), None)
 
     @property
-    def vectors(self) -> set[str]:
+    def vectors(self) -> set[Literal["none", "masked", "all"]]:
         """The vectors that the losses read, as `StudentLoss.vectors`."""
-        vectors: set[str] = {
-            loss.at if isinstance(loss, SoftTargets) else loss.vectors for loss in self.losses
-        }
-        return vectors - {"none"}
+        return {loss.vectors for loss in self.losses} - {"none"}
 
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the student, "model", and the teacher with as many layers as are read."""
@@ -396,7 +382,6 @@ class Distillation(Objective):
 
     @property
     def frozen_models(self) -> Mapping[str, str]:
-        """The teacher's folder."""
         return {"teacher": self.teacher}
 
     def prepare(
@@ -437,7 +422,6 @@ class DistillationModule(TrainingModule):
         return {"model": self.model}
 
     def frozen(self) -> tuple[str, ...]:
-        """Return the prefix of the teacher."""
         return ("teacher.",)
 
     @property

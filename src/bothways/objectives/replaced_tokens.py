@@ -45,7 +45,6 @@ from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig
-from bothways.model.embedding import Embedding
 from bothways.model.heads import MaskedHead, ReplacedHead
 from bothways.model.init import without_weights
 from bothways.model.kernels.cross_entropy import row_chunks
@@ -107,7 +106,6 @@ class Replacements(Targets):
     draws: NDArray[np.float64] | Tensor
 
     def without_weight(self) -> Replacements:
-        """Return targets without positions and draws."""
         return type(self)(self.judged[:0], self.draws[:0])
 
 
@@ -170,9 +168,7 @@ class ReplacedTokens(MaskedObjective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> ReplacedTokensModule:
-        return ReplacedTokensModule(
-            models["model"], models["generator"], self.replaced, self.temperature, self.sharing
-        )
+        return ReplacedTokensModule(models["model"], models["generator"], self)
 
     def metrics(self, scores: EvaluationScores, predicts: tuple[str, ...]) -> dict[str, float]:
         """Return the generator's perplexity and how well replaced tokens are detected.
@@ -222,42 +218,17 @@ def generator_of(encoder: EncoderConfig, size: Narrower | Shallower) -> EncoderC
     )
 
 
-def share_embedding(discriminator: Embedding, generator: Embedding, sharing: Sharing) -> None:
-    """Let two embeddings depend on each other; the projections stay their own.
-
-    Neither changes its output.
-    """
-    match sharing:
-        case "none":
-            pass
-        case "shared":
-            for name in ("token", "position", "segment", "task", "norm"):
-                setattr(generator, name, getattr(discriminator, name))
-        case "disentangled":
-            bases = generator.tables()
-            for name, table in discriminator.tables().items():
-                parametrize.register_parametrization(table, "weight", Offset(bases[name]))
-        case _:
-            assert_never(sharing)
-
-
 class Offset(nn.Module):
-    """A parametrization: a table is another one, without gradient, plus a difference.
-
-    Args:
-        base: the other table; it stays part of its own model only.
-    """
+    """A parametrization: a table is another one, `base`, without gradient, plus a difference."""
 
     def __init__(self, base: nn.Embedding) -> None:
         super().__init__()
         self._base = (base,)  # in a tuple, which does not register it as a submodule
 
     def forward(self, difference: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        """Return the table for a difference."""
         return self._base[0].weight.detach() + difference
 
     def right_inverse(self, table: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-        """Return the difference for a table."""
         return table - self._base[0].weight.detach()
 
 
@@ -307,28 +278,28 @@ class ReplacedTokensModule(TrainingModule):
         model: the discriminator, an encoder with a "replaced" head.
         generator: an encoder with a "masked" head; with shared embeddings it takes over those of
             the other.
-        factor, temperature, sharing: as in `ReplacedTokens`.
     """
 
     predicts = ("masked",)
 
-    def __init__(
-        self,
-        model: Model,
-        generator: Model,
-        factor: float = 50.0,
-        temperature: float = 1.0,
-        sharing: Sharing = "shared",
-    ) -> None:
+    def __init__(self, model: Model, generator: Model, objective: ReplacedTokens) -> None:
         super().__init__()
-        share_embedding(model.encoder.embedding, generator.encoder.embedding, sharing)
-        self.model, self.generator, self.sharing = model, generator, sharing
-        self.temperature = temperature
-        self.coefficients = {"replaced": factor}
+        # The projections of both embeddings stay their own, and neither changes its output
+        own, base = model.encoder.embedding, generator.encoder.embedding
+        if objective.sharing == "shared":
+            for name in ("token", "position", "segment", "task", "norm"):
+                setattr(base, name, getattr(own, name))
+        elif objective.sharing == "disentangled":
+            bases = base.tables()
+            for name, table in own.tables().items():
+                parametrize.register_parametrization(table, "weight", Offset(bases[name]))
+        self.model, self.generator, self.objective = model, generator, objective
+        self.coefficients = {"replaced": objective.replaced}
 
     def saved(self) -> Mapping[str, Model]:
         """Return the discriminator, "model", with tables of its own, and the generator."""
-        model = with_own_tables(self.model) if self.sharing == "disentangled" else self.model
+        disentangled = self.objective.sharing == "disentangled"
+        model = with_own_tables(self.model) if disentangled else self.model
         return {"model": model, "generator": self.generator}
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -340,13 +311,13 @@ class ReplacedTokensModule(TrainingModule):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the generator's loss "masked" and the discriminator's, "replaced"."""
-        masked = batch.target("masked", TokenTargets)
+        masked, temperature = batch.target("masked", TokenTargets), self.objective.temperature
         replacements = batch.target("replaced", Replacements)
         index, originals = torch.as_tensor(masked.index), torch.as_tensor(masked.ids)
         sources = self.generator.masked_sources(batch, index)
         hidden = self.generator.encoder(batch, only=sources)
         loss, logits = masked_prediction(self.generator, batch, hidden)
-        drawn = sample_tokens(logits, torch.as_tensor(replacements.draws), self.temperature)
+        drawn = sample_tokens(logits, torch.as_tensor(replacements.draws), temperature)
         changed = dataclasses.replace(batch, ids=batch.ids.index_copy(0, index, drawn))
         with parametrize.cached():  # a disentangled table is computed once
             hidden = self.model.encoder(changed)

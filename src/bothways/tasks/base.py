@@ -84,11 +84,28 @@ class EncodedExample:
         sequences: model inputs, with targets where the example has its answer.
         tokens: number of tokens of its texts before truncation, without special tokens.
         cut: number of these tokens that are in no sequence.
+        windows: number of sequences of each text, where texts have outputs of their own.
     """
 
     sequences: tuple[Sequence, ...]
     tokens: int
     cut: int
+    windows: tuple[int, ...] = dataclasses.field(default=(), kw_only=True)
+
+    @classmethod
+    def of_texts(cls, texts: Many[EncodedExample]) -> EncodedExample:
+        """Join the sequences of several texts."""
+        return cls(
+            tuple(sequence for text in texts for sequence in text.sequences),
+            sum(text.tokens for text in texts),
+            sum(text.cut for text in texts),
+            windows=tuple(len(text.sequences) for text in texts),
+        )
+
+    def by_text(self, values: Many[A]) -> list[Many[A]]:
+        """Return the values of each text from the values of its sequences."""
+        ends = np.cumsum(self.windows).tolist()
+        return [values[end - count : end] for end, count in zip(ends, self.windows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -259,10 +276,7 @@ class Task(Generic[E, P]):
         return [self.shared(example) or self.texts(example) for example in examples]
 
     def stratum(self, example: E) -> Hashable:
-        """Return the kind of an example, of which each side of a split has its share.
-
-        A class, a score (a float), a tuple of labels, or None.
-        """
+        """Return the kind of an example, for a split by kinds: a class, a float, labels or None."""
         return None
 
     def check(self, train: Many[E], dev: Many[E]) -> list[Finding]:
@@ -282,9 +296,7 @@ class Task(Generic[E, P]):
         raise NotImplementedError
 
     def training_sequences(self, encoded: EncodedExample) -> tuple[Sequence, ...]:
-        """Return the sequences of an example as training reads them: those apart may be in
-        different microbatches.
-        """
+        """Return the sequences of an example in training; a microbatch may have a part of them."""
         return encoded.sequences
 
     def score(self, results: Results[E, P], labels: Many[str]) -> Metrics:
@@ -307,11 +319,7 @@ class Task(Generic[E, P]):
         raise NotImplementedError
 
     def tuned(self: T, results: Results[Any, Any], labels: Many[str], metric: str) -> T:
-        """Return the task with settings chosen on development data, such as thresholds.
-
-        Args:
-            metric: the metric to optimize, where the task has a choice.
-        """
+        """Return the task with settings, such as thresholds, that are best for a metric."""
         return self
 
     def output_scale(self, train: Many[E]) -> OutputScale | None:
@@ -330,8 +338,12 @@ class Task(Generic[E, P]):
     def bind(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> TaskModel[E, P]:
-        """Bind the task to a model that has its heads."""
+        """Bind the task to a model that has its heads; errors as `check_binding`, `TaskModel`."""
+        self.check_binding(model, tokenizer, labels)
         return self.model_class(self, model, tokenizer, labels, length)
+
+    def check_binding(self, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:
+        """Raise a ConfigError for settings that do not fit a model or its labels."""
 
     def fitted(self: T, model: Model) -> T:
         """Return the task with the settings that fit a model."""

@@ -346,11 +346,8 @@ def guess_column(
 
 
 def cell_of(row: Row, column: str, location: str) -> Any:
-    """Return the value in a column.
-
-    Raises:
-        DataError: the row lacks the column, or its value has half of a surrogate pair, which JSON
-            can hold, or a huge number.
+    """Return the value in a column; DataError for a row without it, half of a surrogate pair, which
+    JSON can hold, or a huge number.
     """
     if column not in row:
         message = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
@@ -368,11 +365,7 @@ def cell_of(row: Row, column: str, location: str) -> Any:
 
 
 def text_of(row: Row, column: str, location: str) -> str:
-    """Return the text in a column; empty for null and NaN.
-
-    Raises:
-        DataError: the row lacks the column, or its value is not a text.
-    """
+    """Return the text in a column, empty for null and NaN; DataError for other values."""
     value = cell_of(row, column, location)
     if isinstance(value, float) and math.isnan(value):  # as pandas marks an absent text
         return ""
@@ -383,11 +376,7 @@ def text_of(row: Row, column: str, location: str) -> str:
 
 
 def label_of(value: Any, column: str, location: str) -> str | None:
-    """Return a label as text; None for an absent one.
-
-    Raises:
-        DataError: the value cannot be a label, such as a list.
-    """
+    """Return a label as text, None for an absent one; DataError for a list or an object."""
     if is_absent(value):
         return None
     match value:
@@ -470,11 +459,6 @@ def _changed(columns: Any) -> dict[str, Any]:
     """Return the fields that differ from the defaults of their dataclass."""
     fields = dataclasses.fields(columns)
     return {f.name: value for f in fields if (value := getattr(columns, f.name)) != f.default}
-
-
-def unused_columns(names: Many[str], used: Many[str]) -> list[str]:
-    """Return the columns of a table that are not read; those without a name do not count."""
-    return [name for name in names if name and name not in used]
 
 
 def guess_notes(source: str, reading: Reading[Any], task: Any, requested: Any) -> list[str]:

@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -97,11 +97,7 @@ LABEL = Column("label", "label", LABELS, ("sentiment", "intent", "emotion", "top
 
 
 def example_of(row: base.Row, columns: TextColumns, where: str) -> TextExample:
-    """Return the example in a row.
-
-    Raises:
-        DataError: a column is missing, a text is not a text, or a label cannot be one.
-    """
+    """Return the example in a row; DataError for an absent column or a value of another type."""
     text, text_b = texts_of_row(row, columns, where)
     label = None
     if columns.label is not None:
@@ -128,136 +124,9 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     return (*sorted(numbers, key=lambda label: (int(label), label)), *sorted(distinct - numbers))
 
 
-T = TypeVar("T")
 LongTexts = Literal["truncate", "head_tail", "windows"]
 HEAD = 4
 """The head of a text that is cut in the middle is the room divided by this: 128 of 510 tokens."""
-
-
-@dataclass(frozen=True)
-class EncodedTexts(EncodedExample):
-    """The sequences of texts that have outputs of their own.
-
-    Attributes:
-        windows: number of sequences of each text.
-    """
-
-    windows: tuple[int, ...] = (1,)
-
-    @classmethod
-    def of(cls, texts: Many[EncodedExample]) -> EncodedTexts:
-        """Join the sequences of several texts."""
-        return cls(
-            tuple(sequence for text in texts for sequence in text.sequences),
-            sum(text.tokens for text in texts),
-            sum(text.cut for text in texts),
-            tuple(len(text.sequences) for text in texts),
-        )
-
-    def by_text(self, values: Many[T]) -> list[Many[T]]:
-        """Return the values of each text from the values of its sequences."""
-        ends = np.cumsum(self.windows).tolist()
-        return [values[end - count : end] for end, count in zip(ends, self.windows, strict=True)]
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The treatment of texts that are longer than the model's input.
-
-    Attributes:
-        length: maximum length of a sequence in tokens, special tokens included.
-        long_texts: what to do with longer texts.
-        stride: tokens from one window to the next; None for half a window.
-    """
-
-    length: int
-    long_texts: LongTexts = "truncate"
-    stride: int | None = None
-
-    def single(self, ids: Ids, template: Template, prompt: int = 0) -> tuple[list[Sequence], int]:
-        """Return the sequences of a text, and the number of tokens that are in none of them.
-
-        Args:
-            prompt: the number of tokens at the start of `ids` that begin each sequence.
-
-        Raises:
-            ConfigError: the prompt leaves no room for a text.
-        """
-        room = self.length - template.single - prompt
-        if room < 1:
-            message = f"has {prompt} tokens, and a sequence has {self.length}"
-            raise ConfigError(message, where="prompt", fix="Shorten the prompt, or set a length.")
-        lead, remaining = ids[:prompt], ids[prompt:]
-        chunks, cut = self._parts(remaining, room)
-        chunks = [np.concatenate([lead, chunk]) for chunk in chunks] if prompt else chunks
-        return [assemble(chunk, None, template) for chunk in chunks], cut
-
-    def pair(self, a: Ids, b: Ids, template: Template) -> tuple[list[Sequence], int]:
-        """Return the sequences of two texts, and the number of tokens that are in none of them.
-
-        Windows move over the longer text; the other one keeps at most half of the room.
-        """
-        room = self.length - template.pair
-        first, second = truncated(len(a), len(b), room)
-        if self.long_texts == "windows" and len(a) + len(b) > room:
-            is_first = len(a) > len(b)  # the text over which the windows move
-            shorter, longer = (b, a) if is_first else (a, b)
-            fixed = shorter[: room // 2]  # in each of the windows
-            chunks, _ = self._parts(longer, room - len(fixed))
-            pairs = [(chunk, fixed) if is_first else (fixed, chunk) for chunk in chunks]
-            return [assemble(*pair, template) for pair in pairs], len(shorter) - len(fixed)
-        ((a_ids,), cut_a), ((b_ids,), cut_b) = self._parts(a, first), self._parts(b, second)
-        return [assemble(a_ids, b_ids, template)], cut_a + cut_b
-
-    def _parts(self, ids: Ids, room: int) -> tuple[list[Ids], int]:
-        """Return the parts of a text, of at most `room` tokens, and how many tokens are missing."""
-        if len(ids) <= room:
-            return [ids], 0
-        match self.long_texts:
-            case "truncate":
-                return [ids[:room]], len(ids) - room
-            case "head_tail":
-                head = room // HEAD
-                # Beginning and end: best for classification in Sun et al. 2019.
-                head_and_tail = np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])
-                return [head_and_tail], len(ids) - room
-            case "windows":
-                stride = self.stride or max(1, room // 2)
-                chunks = windows(len(ids), room, stride, full=True)
-                return [ids[chunk.start : chunk.stop] for chunk in chunks], 0
-            case _:
-                assert_never(self.long_texts)
-
-
-def encode_texts(
-    examples: Many[Texts], targets: Many[Targets], tokenizer: Tokenizer, fit: Fit
-) -> list[EncodedExample]:
-    """Encode texts and pairs; each sequence has its example's target under the name "label".
-
-    Where long texts are read in windows, each sequence also has its "weight": the windows of a text
-    weigh as much together as one short text.
-    """
-    firsts = tokenizer.encode([e.text for e in examples])
-    seconds = iter(tokenizer.encode([e.text_b for e in examples if e.text_b is not None]))
-    template, results = tokenizer.template, []
-    for example, a, target in zip(examples, firsts, targets, strict=True):
-        if example.text_b is None:
-            tokens, (chunks, cut) = len(a), fit.single(a, template)
-        else:
-            b = next(seconds)
-            tokens, (chunks, cut) = len(a) + len(b), fit.pair(a, b, template)
-        targets_of_example: dict[str, Targets] = {"label": target}
-        if fit.long_texts == "windows":
-            weight = np.array([1 / len(chunks)], dtype=np.float32)
-            targets_of_example["weight"] = WindowWeight(weight)
-        # [CLS], which the head reads, is global in Longformer.
-        masks = (np.arange(len(chunk.ids)) == 0 for chunk in chunks)
-        sequences = tuple(
-            Sequence(chunk.ids, chunk.segments, targets_of_example, global_attention_mask=mask)
-            for chunk, mask in zip(chunks, masks, strict=True)
-        )
-        results.append(EncodedExample(sequences, tokens, cut))
-    return results
 
 
 def together(texts: Many[Sequence]) -> Sequence:
@@ -289,19 +158,12 @@ def averaged(outputs: Many[Output]) -> Output:
     return outputs[0] if len(outputs) == 1 else np.mean(outputs, axis=0, dtype=np.float32)
 
 
-class TextWindow(NamedTuple):
-    """The tokens `[start, stop)` of a text."""
-
-    start: int
-    stop: int
-
-
-def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[TextWindow]:
+def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[range]:
     """Split a text into windows of at most `room` tokens, one every `stride`; at least one window.
 
     Examples:
         >>> windows(7, room=4, stride=2)
-        [TextWindow(start=0, stop=4), TextWindow(start=2, stop=6), TextWindow(start=4, stop=7)]
+        [range(0, 4), range(2, 6), range(4, 7)]
 
     Args:
         full: move the last window back so that it has `room` tokens too: `(3, 7)` in the example.
@@ -309,11 +171,11 @@ def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[
     step, last = min(room, stride), max(0, tokens - room)
     count = 1 - (-last // step)  # 1 + last / step, rounded up
     starts = [min(step * number, last) if full else step * number for number in range(count)]
-    return [TextWindow(start, min(start + room, tokens)) for start in starts]
+    return [range(start, min(start + room, tokens)) for start in starts]
 
 
 def owners(
-    positions: Int64[np.ndarray, " words"], chunks: Many[TextWindow], room: int
+    positions: Int64[np.ndarray, " words"], chunks: Many[range], room: int
 ) -> Int64[np.ndarray, " words"]:
     """Return the window in which each position counts, for windows that all hold `room` tokens.
 
@@ -386,10 +248,7 @@ class LongTextTask(TextTask[P]):
         require_at_least(1, "task", stride=self.stride)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
-        """Return the example that consists of these texts; see `Task.from_texts`.
-
-        A model that was trained on single texts refuses pairs, and the reverse.
-        """
+        """Return the example of these texts: one or two, as the model was trained."""
         trained = self.columns
         count = 1 if trained.text_b is None else 2
         if trained.text is not None and len(texts) in {1, 2} - {count}:
@@ -407,11 +266,89 @@ class LongTextTask(TextTask[P]):
     ) -> Many[base.EncodedExample]:
         index = {label: number for number, label in enumerate(labels)}
         targets = [self.target(example, index) for example in examples]
-        return encode_texts(examples, targets, tokenizer, self.fit(length))
+        return self.encode_texts(examples, targets, tokenizer, length)
 
-    def fit(self, length: int) -> Fit:
-        """Return the treatment of texts that are longer than a length."""
-        return Fit(length, self.long_texts, self.stride)
+    def encode_texts(
+        self, examples: Many[Texts], targets: Many[Targets], tokenizer: Tokenizer, length: int
+    ) -> list[EncodedExample]:
+        """Encode texts and pairs; each sequence has its example's target under the name "label".
+
+        Where long texts are read in windows, each sequence also has its "weight": the windows of a
+        text weigh as much together as one short text.
+        """
+        firsts = tokenizer.encode([e.text for e in examples])
+        seconds = iter(tokenizer.encode([e.text_b for e in examples if e.text_b is not None]))
+        template, results = tokenizer.template, []
+        for example, a, target in zip(examples, firsts, targets, strict=True):
+            if example.text_b is None:
+                tokens, (chunks, cut) = len(a), self.single(a, template, length)
+            else:
+                b = next(seconds)
+                tokens, (chunks, cut) = len(a) + len(b), self.pair(a, b, template, length)
+            named: dict[str, Targets] = {"label": target}
+            if self.long_texts == "windows":
+                named["weight"] = WindowWeight(np.array([1 / len(chunks)], dtype=np.float32))
+            # [CLS], which the head reads, is global in Longformer.
+            masked = ((chunk, np.arange(len(chunk)) == 0) for chunk in chunks)
+            sequences = (Sequence(x.ids, x.segments, named, (), mask) for x, mask in masked)
+            results.append(EncodedExample(tuple(sequences), tokens, cut))
+        return results
+
+    def single(
+        self, ids: Ids, template: Template, length: int, prompt: int = 0
+    ) -> tuple[list[Sequence], int]:
+        """Return the sequences of a text, and the number of tokens that are in none of them.
+
+        Args:
+            prompt: the number of tokens at the start of `ids` that begin each sequence.
+
+        Raises:
+            ConfigError: the prompt leaves no room for a text.
+        """
+        room = length - template.single - prompt
+        if room < 1:
+            message = f"has {prompt} tokens, and a sequence has {length}"
+            raise ConfigError(message, where="prompt", fix="Shorten the prompt, or set a length.")
+        lead, remaining = ids[:prompt], ids[prompt:]
+        chunks, cut = self._parts(remaining, room)
+        chunks = [np.concatenate([lead, chunk]) for chunk in chunks] if prompt else chunks
+        return [assemble(chunk, None, template) for chunk in chunks], cut
+
+    def pair(self, a: Ids, b: Ids, template: Template, length: int) -> tuple[list[Sequence], int]:
+        """Return the sequences of two texts, and the number of tokens that are in none of them.
+
+        Windows move over the longer text; the other one keeps at most half of the room.
+        """
+        room = length - template.pair
+        first, second = truncated(len(a), len(b), room)
+        if self.long_texts == "windows" and len(a) + len(b) > room:
+            is_first = len(a) > len(b)  # the text over which the windows move
+            shorter, longer = (b, a) if is_first else (a, b)
+            fixed = shorter[: room // 2]  # in each of the windows
+            chunks, _ = self._parts(longer, room - len(fixed))
+            pairs = [(chunk, fixed) if is_first else (fixed, chunk) for chunk in chunks]
+            return [assemble(*pair, template) for pair in pairs], len(shorter) - len(fixed)
+        ((a_ids,), cut_a), ((b_ids,), cut_b) = self._parts(a, first), self._parts(b, second)
+        return [assemble(a_ids, b_ids, template)], cut_a + cut_b
+
+    def _parts(self, ids: Ids, room: int) -> tuple[list[Ids], int]:
+        """Return the parts of a text, of at most `room` tokens, and how many tokens are missing."""
+        if len(ids) <= room:
+            return [ids], 0
+        match self.long_texts:
+            case "truncate":
+                return [ids[:room]], len(ids) - room
+            case "head_tail":
+                head = room // HEAD
+                # Beginning and end: best for classification in Sun et al. 2019.
+                head_and_tail = np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])
+                return [head_and_tail], len(ids) - room
+            case "windows":
+                stride = self.stride or max(1, room // 2)
+                chunks = windows(len(ids), room, stride, full=True)
+                return [ids[chunk.start : chunk.stop] for chunk in chunks], 0
+            case _:
+                assert_never(self.long_texts)
 
 
 @dataclass(frozen=True)

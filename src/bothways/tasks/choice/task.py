@@ -95,7 +95,6 @@ class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
         return {"label": float((_targets(batch)[1] != IGNORED).sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
-        """Return the cross-entropy over the choices of each question."""
         return {"label": choice_cross_entropy(scores, *_targets(batch))}
 
     def scores(self, batch: Batch) -> Float[Tensor, " choices"]:
@@ -112,7 +111,6 @@ class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
     def decode(
         self, example: ChoiceExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ChoicePrediction:
-        """Return the ending with the highest score, and all probabilities."""
         (scores,) = outputs
         index = int(scores.argmax())
         return ChoicePrediction(index, example.endings[index], tuple(base.softmax(scores).tolist()))

@@ -14,7 +14,6 @@ of one example, so they are packed and computed together.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence as Many
@@ -90,7 +89,6 @@ class TextClassifier(LabelModel[TextExample, ClassPrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ClassPrediction:
-        """Return the most probable label, if the model is sure enough, and all probabilities."""
         logits = averaged(outputs)
         index, chances, least = int(logits.argmax()), base.softmax(logits), self.task.conformal
         label = self.labels[index] if chances[index] >= self.task.abstain else None
@@ -116,7 +114,6 @@ class ClassScores:
         require_range("[0, 1]", abstain=self.abstain)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return accuracy, F1, Matthews correlation and loss."""
         of_two = ("f1",) * (len(labels) == 2)
         return base.directions("accuracy", "f1_macro", "mcc", *of_two, lowest="loss")
 
@@ -192,10 +189,7 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             return self
         return dataclasses.replace(self, weighting=balanced(train))
 
-    def bind(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> TextClassifier:
-        """Bind the task to a model; ConfigError for weights that are not one for each label."""
+    def check_binding(self, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:
         if self.weighting == "balanced":
             message = "balanced weights are counted in training data, and none was read"
             fix = "Count them: task.adapted(examples); or give a number for each label."
@@ -204,7 +198,6 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             message = f"there are {len(self.weighting)} for {len(labels)} labels "
             fix = "Give one for each label, in this order."
             raise ConfigError(f"{message}({', '.join(labels)})", where="task.weighting", fix=fix)
-        return TextClassifier(self, model, tokenizer, labels, length)
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
         return label_names(examples)
@@ -256,21 +249,15 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
         return LabelTargets(np.array([_index(example, index)], dtype=np.int64))
 
     def baseline(self, examples: Many[TextExample]) -> base.Metrics:
-        """Return the metrics of the most frequent class.
-
-        The loss is the class frequencies'; it is absent with smoothing or weights.
-        """
-        counts = Counter(example.label for example in examples)
-        index = {label: number for number, label in enumerate(self.labels(examples))}
-        top = max(index, key=counts.__getitem__)
-        confusion = Confusion(
-            len(index), ((_index(example, index), index[top]) for example in examples)
-        )
+        """Return the metrics of the most frequent class; a loss only if it is plain."""
+        labels, counts = self.labels(examples), Counter(example.label for example in examples)
         # The best constant probabilities are the frequencies: the loss is their entropy
-        total = counts.total()
-        loss = -sum(math.log(counts[example.label] / total) for example in examples)
+        shares = {label: counts[label] / counts.total() for label in labels}
+        top = max(labels, key=counts.__getitem__)
+        constant = ClassPrediction(top, labels.index(top), shares)
+        metrics = ClassificationTask().score(((e, constant) for e in examples), labels)
         plain = self.smoothing == 0 and self.weighting == "equal"
-        return classification_metrics(confusion) | ({"loss": loss / total} if plain else {})
+        return metrics if plain else {n: value for n, value in metrics.items() if n != "loss"}
 
 
 def _index(example: TextExample, index: Mapping[str, int]) -> int:
@@ -295,11 +282,7 @@ NEEDS_ENTAILMENT = "Choose a model for natural language inference, such as one t
 
 
 class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
-    """Candidates with a model that has outputs for entailment; see `TaskModel`.
-
-    Raises:
-        ConfigError: there is no candidate, or the model has no output that the task needs.
-    """
+    """Candidates with a model of entailment; see `TaskModel`. ConfigError for other labels."""
 
     task: ZeroShotTask
 
@@ -327,9 +310,7 @@ class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ClassPrediction:
-        """Return the most probable candidate and all probabilities; they sum to 1, unless each
-        candidate is judged by itself.
-        """
+        """Return the best candidate and probabilities; they sum to 1 unless `by_itself`."""
         logits = np.stack(outputs)[:, self._outputs].astype(np.float64)
         chances = base.softmax(logits)[:, 1] if self.task.by_itself else base.softmax(logits[:, -1])
         index = int(chances.argmax())

@@ -47,7 +47,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.batch import Batch, Layout, TokenTargets, next_tokens
+from bothways.core.batch import Batch, Layout, TokenTargets
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.source import Ids, Sequence
@@ -64,7 +64,6 @@ from bothways.tasks.predictions import (
     TokenGuess,
 )
 from bothways.tasks.text_task import (
-    EncodedTexts,
     TextColumns,
     TextExample,
     TextTask,
@@ -149,11 +148,7 @@ class MaskFiller(base.TaskModel[TextExample, FillPrediction]):
         first: Int[Tensor, " top"],
         scores: Float[Tensor, " top"],
     ) -> tuple[Int[Tensor, "top masks"], Float[Tensor, " top"]]:
-        """Return the best fillings of a sequence's masks and their log probabilities.
-
-        Args:
-            first, scores: the best tokens of the first mask and their log probabilities.
-        """
+        """Return the best fillings and their log p, given the best tokens of the first mask."""
         top = len(first)
         rows = ids.repeat(top, 1)
         rows[:, places[0]] = first
@@ -240,19 +235,14 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
     def score(
         self, results: base.Results[TextExample, FillPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Raise a DataError: texts with masks have no answers to compare with."""
         message = "the tokens behind the masks are unknown, so fillings cannot be scored"
         raise DataError(message, fix=f"Score whole texts: {argument(task='likelihood')}.")
 
-    def bind(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> MaskFiller:
-        """Bind the task to a model; ConfigError if `top` exceeds the vocabulary."""
+    def check_binding(self, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:
         tokens = int(tokenizer.named.sum())
         if self.top > tokens:
             message = f"must be at most the {tokens} tokens of the vocabulary, not {self.top}"
             raise ConfigError(message, where="top")
-        return MaskFiller(self, model, tokenizer, labels, length)
 
 
 def _filled_texts(text: str, fillings: NDArray[np.int64], tokenizer: Tokenizer) -> list[str]:
@@ -283,21 +273,16 @@ NEEDS_DIRECTION = (
 """What to do about a variant that reads from left to right with a model that does not."""
 
 
+def check_direction(task: Any, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:
+    """Raise a ConfigError if a model does not read in the variant's direction."""
+    is_causal = "causal" in model.heads or model.config.readout.shifted
+    if task.variant in ("causal", "both") and not is_causal:
+        message = f"{task.variant!r} reads from left to right, which this model has not learned"
+        raise ConfigError(message, where="variant", fix=NEEDS_DIRECTION)
+
+
 class MaskedScorer(base.TaskModel[TextExample, base.P]):
-    """A task on likelihoods; see `TaskModel`.
-
-    Raises:
-        ConfigError: the model does not read in the variant's direction.
-    """
-
-    def __init__(
-        self, task: Any, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> None:
-        super().__init__(task, model, tokenizer, labels, length)
-        is_causal = "causal" in model.heads or model.config.readout.shifted
-        if task.variant in ("causal", "both") and not is_causal:
-            message = f"{task.variant!r} reads from left to right, which this model has not learned"
-            raise ConfigError(message, where="variant", fix=NEEDS_DIRECTION)
+    """A task on likelihoods; see `TaskModel`."""
 
     def outputs(self, batch: Batch) -> list[base.Output]:
         """Return log probabilities in nats for each sequence: of its first masked token `(1)`, or
@@ -327,7 +312,6 @@ class LikelihoodScorer(MaskedScorer[LikelihoodPrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> LikelihoodPrediction:
-        """Return the tokens of the text, each with its log probability."""
         parts: dict[bool, list[Any]] = {True: [], False: []}
         for item, logs in zip(encoded.sequences, outputs, strict=True):
             ids = item.target("masked", TokenTargets).ids[: len(logs)]
@@ -351,6 +335,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
 
     aliases = "perplexity pll"
     model_class = LikelihoodScorer
+    check_binding = check_direction
     metric = "pseudo_perplexity"
     metrics = base.directions(lowest="pseudo_perplexity")
     window = 256
@@ -383,11 +368,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     def _sequences(
         self, ids: Ids, words: NDArray[np.int32], tokenizer: Tokenizer, since: int = 0
     ) -> Iterator[Sequence]:
-        """Yield the sequences in which the tokens from `since` on are predicted.
-
-        Args:
-            words: the word of each token, ascending `(tokens)`.
-        """
+        """Yield sequences that predict the tokens from `since` on; words ascend `(tokens)`."""
         bare, first = assemble(ids, None, tokenizer.template), len(tokenizer.template.before)
         starts = stops = np.arange(first, first + len(ids))
         if self.variant == "word_l2r":
@@ -417,7 +398,6 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     def grade(
         self, example: TextExample, prediction: LikelihoodPrediction, labels: Many[str]
     ) -> float:
-        """Return the mean log probability of a token."""
         return prediction.log_likelihood / max(1, len(prediction.tokens))
 
 
@@ -460,26 +440,9 @@ class CompletionTask(LikelihoodTask):
 class PairScorer(MaskedScorer[PreferencePrediction]):
     """Minimal pairs with a model that has the head of the task's variant; see `TaskModel`."""
 
-    def outputs(self, batch: Batch) -> list[base.Output]:
-        """Return for each sequence `(1)` the log-likelihood, or that of its masked token."""
-        if "masked" in batch.targets:
-            return super().outputs(batch)
-        hidden = self.model.encoder(batch)
-        sums = torch.zeros(batch.layout.sequences, dtype=torch.float64, device=batch.ids.device)
-        targets = batch.target("next", TokenTargets)
-        chunks = (torch.split(torch.as_tensor(x), ROWS) for x in (targets.index, targets.ids))
-        for rows, ids in zip(*chunks, strict=True):
-            # A few rows at a time: logits over the vocabulary of a whole batch would not fit.
-            logits = self.model.heads["causal"](hidden.last[rows], hidden.table).float()
-            logs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].double()
-            sums.index_add_(0, batch.layout.sequence_ids[rows], logs)
-        return list(sums[:, None].float().cpu().numpy())
-
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> PreferencePrediction:
-        """Return the log-likelihoods of both texts."""
-        assert isinstance(encoded, EncodedTexts)
         assert isinstance(self.task, MinimalPairTask)
         share = 0.5 if self.task.variant == "both" else 1.0
         first, second = encoded.by_text([math.fsum(output.tolist()) for output in outputs])
@@ -501,6 +464,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     metrics = base.directions("accuracy")
     window = 128
     model_class = PairScorer
+    check_binding = check_direction
 
     variant: Variant = "original"
     kind: Literal["prefer"] = "prefer"
@@ -516,7 +480,6 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
         return (NextTokenHead() if self.variant == "causal" else MaskedHead(),)
 
     def check_columns(self, columns: TextColumns, where: str) -> None:
-        """Raise a DataError for single texts."""
         if columns.text_b is None:
             message = f"has one text a row, {columns.text!r}; two are compared, the right one first"
             fix = f"Name both: {argument(text='NAME', text_b='NAME')}."
@@ -524,7 +487,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedTexts]:
+    ) -> list[base.EncodedExample]:
         """Return the sequences of both texts; errors as `LikelihoodTask.encode`."""
         located = ((text, e.where) for e in examples for text in (e.text, e.text_b or ""))
         texts = [TextExample(text, where=where) for text, where in located]
@@ -535,13 +498,16 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
             encoded, room = [], length - tokenizer.template.single
             for ids in tokenizer.encode([text.text for text in texts]):
                 chunks = (ids[start : start + room] for start in range(0, len(ids), room))
-                bare = (assemble(chunk, None, tokenizer.template) for chunk in chunks)
-                sequences = tuple(
-                    dataclasses.replace(sequence, targets={"next": next_tokens(sequence.ids)})
-                    for sequence in bare
-                )
-                encoded.append(base.EncodedExample(sequences, len(ids), 0))
-        return [EncodedTexts.of(pair) for pair in zip(encoded[::2], encoded[1::2], strict=True)]
+                sequences = list[Sequence]()
+                for bare in (assemble(chunk, None, tokenizer.template) for chunk in chunks):
+                    # All tokens but the first are predicted, [SEP] included
+                    index = np.arange(1, len(bare.ids))
+                    targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
+                    if len(index):
+                        sequences.append(dataclasses.replace(bare, targets=targets, causal=True))
+                encoded.append(base.EncodedExample(tuple(sequences), len(ids), 0))
+        pairs = zip(encoded[::2], encoded[1::2], strict=True)
+        return [base.EncodedExample.of_texts(pair) for pair in pairs]
 
     def score(
         self, results: base.Results[TextExample, PreferencePrediction], labels: Many[str]
@@ -555,7 +521,6 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     def grade(
         self, example: TextExample, prediction: PreferencePrediction, labels: Many[str]
     ) -> float:
-        """Return 1 if the first text is more likely than the second, else 0."""
         return float(prediction.first > prediction.second)
 
 

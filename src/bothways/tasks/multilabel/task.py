@@ -191,7 +191,8 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         correct, errors = np.zeros((2, len(index)), dtype=np.int64)
         count, exact, loss = 0, 0, 0.0
         for example, prediction in results:
-            truth, chances = _known(example, index), _chances(prediction)
+            truth = _known(example, index)
+            chances = np.array([*prediction.probabilities.values()])
             predicted = chances >= limits
             correct += truth & predicted
             errors += truth ^ predicted
@@ -217,7 +218,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         For "f1_macro" each label has its own best F1; else all decisions have the best micro-F1.
         """
         index = {label: position for position, label in enumerate(labels)}
-        pairs = [(_known(example, index), _chances(prediction)) for example, prediction in results]
+        pairs = [(_known(e, index), [*made.probabilities.values()]) for e, made in results]
         if not pairs:
             return self
         truth, chances = (np.stack(column) for column in zip(*pairs, strict=True))
@@ -240,24 +241,15 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         exact = float((truth == predicted).all(1).mean())
         return {**multilabel_metrics(*counts), "exact": exact, "loss": float(loss)}
 
-    def bind(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> MultilabelClassifier:
-        """Bind the task to a model; ConfigError if thresholds and labels differ in number."""
+    def check_binding(self, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:
         if len(self.thresholds) not in {0, len(labels)}:
             message = f"there are {len(self.thresholds)} for {len(labels)} labels"
             fix = "Give one for each label, in order, or none."
             raise ConfigError(message, where="task.thresholds", fix=fix)
-        return MultilabelClassifier(self, model, tokenizer, labels, length)
 
 
 def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool_]:
-    """Return the labels that the majority baseline has, by micro-F1.
-
-    Args:
-        counts: number of examples with each label.
-        examples: number of examples.
-    """
+    """Return the labels of the majority baseline by micro-F1, from the examples with each label."""
     # F1 of the k most frequent labels for all n examples: 2·Σ right / (k·n + Σ true)
     order = np.argsort(-counts, kind="stable")
     number = np.arange(1, len(counts) + 1)
@@ -284,21 +276,14 @@ def _known(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.b
     return _held(example, index) > 0
 
 
-def _chances(prediction: MultilabelPrediction) -> NDArray[np.float64]:
-    return np.array(list(prediction.probabilities.values()))
-
-
 def _labels(batch: Batch) -> Tensor:
     return torch.as_tensor(batch.target("label", MultilabelTargets).labels)
 
 
 def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple[str, ...] | None:
-    """Return the labels in a row with a column of 0 and 1 for each label.
+    """Return the labels in a row with a column of 0 and 1 for each label; DataError for others.
 
     They are unknown (None) if a column is empty or -1, as in the test data of Jigsaw.
-
-    Raises:
-        DataError: a column is missing, or its value is neither.
     """
     flags = dict[str, bool | None]()
     for column in columns:
@@ -316,12 +301,9 @@ def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple
 
 
 def parse_labels(value: Any, separator: str, column: str, location: str) -> tuple[str, ...] | None:
-    """Return the labels in a cell: a list, also as JSON, or a text with separators.
+    """Return the labels in a cell: a list, also as JSON, or a text with separators; or DataError.
 
     An empty list or text means that the example has no label; null and NaN that it is unknown.
-
-    Raises:
-        DataError: an item cannot be a label, or a text is a list in another form than JSON.
     """
     if is_absent(value):
         return None

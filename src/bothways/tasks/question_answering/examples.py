@@ -26,7 +26,6 @@ import json
 import math
 import re
 import string
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
@@ -157,11 +156,7 @@ def _list(values: Mapping[str, Any], key: str, location: str) -> list[Any]:
 
 
 def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
-    """Return the question in a row.
-
-    Raises:
-        DataError: the row lacks the question or the context, or a value has another type.
-    """
+    """Return the question in a row; DataError for an absent value or one of another type."""
     question, context = (text_of(row, name, where) for name in (columns.question, columns.context))
     answers: Answers | None = None
     impossible: bool | None = None
@@ -257,7 +252,7 @@ def grade_answer(text: str, question: Question) -> Grade:
 
 
 class ScoredAnswers(NamedTuple):
-    """The scores of answers, each an array over questions.
+    """The scores of an answer, or of several, each then an array over questions.
 
     Attributes:
         exact, f1: of the prediction.
@@ -275,31 +270,6 @@ class ScoredAnswers(NamedTuple):
     difference: Any
     impossible: Any
 
-
-class AnswerScores:
-    """Scores of answers; memory: seven numbers a question."""
-
-    def __init__(self) -> None:
-        self._numbers = array("d")
-
-    def add(self, question: Question, text: str, best: str, difference: float) -> None:
-        """Add a question.
-
-        Args:
-            text: the prediction; "" for no answer.
-            best: the best answer; `text` is that or "".
-        """
-        best_grade, none = grade_answer(best, question), grade_answer("", question)
-        exact, f1 = (best_grade.exact, best_grade.f1) if text else (none.exact, none.f1)
-        impossible = float(question.impossible is True)
-        of_best = best_grade.exact, best_grade.f1
-        self._numbers.extend(ScoredAnswers(exact, f1, *of_best, none.f1, difference, impossible))
-
-    @property
-    def columns(self) -> ScoredAnswers:
-        """The scores of all questions."""
-        return ScoredAnswers(*np.array(self._numbers).reshape(-1, 7).T)
-
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics.
 
@@ -308,7 +278,7 @@ class AnswerScores:
             questions without an answer also "em_best", "threshold_best" (for F1), and the metrics
             of questions with ("_has") and without an answer ("_no").
         """
-        exact, f1, given_exact, given_f1, none, difference, impossible = self.columns
+        exact, f1, given_exact, given_f1, none, difference, impossible = self
         # The threshold may deny an answer that was given, so it searches among the best answers
         no, (threshold, best) = impossible > 0, best_threshold(difference, given_f1, none)
         metrics = {"em": float(exact.mean()), "f1": float(f1.mean()), "f1_best": best}
@@ -320,6 +290,19 @@ class AnswerScores:
         if not no.all():
             metrics |= {"em_has": float(exact[~no].mean()), "f1_has": float(f1[~no].mean())}
         return metrics
+
+
+def score_answer(question: Question, text: str, best: str, difference: float) -> ScoredAnswers:
+    """Return the scores of an answer.
+
+    Args:
+        text: the prediction; "" for no answer.
+        best: the best answer; `text` is that or "".
+    """
+    best_grade, none = grade_answer(best, question), grade_answer("", question)
+    exact, f1 = (best_grade.exact, best_grade.f1) if text else (none.exact, none.f1)
+    of_best, impossible = (best_grade.exact, best_grade.f1), float(question.impossible is True)
+    return ScoredAnswers(exact, f1, *of_best, none.f1, difference, impossible)
 
 
 def best_threshold(

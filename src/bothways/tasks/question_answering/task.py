@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
+from array import array
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
@@ -50,16 +51,17 @@ from bothways.tasks.predictions import AnswerPrediction, AnswerSpan
 from bothways.tasks.question_answering.examples import (
     ANYWHERE,
     TABLE,
-    AnswerScores,
     Question,
     QuestionColumns,
+    ScoredAnswers,
     grade_answer,
     located,
     question_of,
     read_squad,
+    score_answer,
 )
 from bothways.tasks.text_checks import check_examples, check_rows, report_rows
-from bothways.tasks.text_task import TextWindow, windows
+from bothways.tasks.text_task import windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
@@ -73,13 +75,13 @@ class EncodedQuestion(base.EncodedExample):
 
     Attributes:
         context: the context in tokens.
-        windows: the tokens of the context in each sequence.
+        chunks: the tokens of the context in each sequence.
         begin: the position of the first token of the context in each sequence.
         end: number of special tokens after the context.
     """
 
     context: Encoded
-    windows: tuple[TextWindow, ...]
+    chunks: tuple[range, ...]
     begin: int
     end: int
 
@@ -98,7 +100,6 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         return {"span": float(torch.as_tensor(weight).sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
-        """Return the mean cross-entropy of the first and the last token."""
         targets = batch.target("span", SpanTargets)
         return {"span": span_loss(scores, batch.layout, targets)}
 
@@ -124,7 +125,7 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         """Return the best spans of all windows, and the best one or none as the answer."""
         assert isinstance(encoded, EncodedQuestion)
         of_context = [output[encoded.begin : len(output) - encoded.end] for output in outputs]
-        table = span_scores(of_context, encoded.windows, self.task.longest)
+        table = span_scores(of_context, encoded.chunks, self.task.longest)
         # The characters of spans of tokens with their scores; of equal texts the first.
         distinct: dict[str, tuple[int, int, float]] = {}
         for first, last, score in best_spans(table, self.task.n_best):
@@ -221,7 +222,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         return Question("", *texts, where=where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return the head for spans, which has no dropout."""
         if dropout is not None:
             message = "the head of this task has none"
             raise ConfigError(message, where="dropout", fix="Leave it out.")
@@ -307,11 +307,9 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     def score(
         self, results: base.Results[Question, AnswerPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return exact match, F1 and more; see `AnswerScores.metrics`."""
         return _scored(results).metrics()
 
     def grade(self, example: Question, prediction: AnswerPrediction, labels: Many[str]) -> float:
-        """Return the F1 with the nearest right answer."""
         return grade_answer(prediction.text, example).f1
 
     def tuned(
@@ -327,14 +325,14 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
 
 
-def _scored(results: base.Results[Question, AnswerPrediction]) -> AnswerScores:
-    scores = AnswerScores()
-    for example, prediction in results:
+def _scored(results: base.Results[Question, AnswerPrediction]) -> ScoredAnswers:
+    numbers = array("d")  # seven a question
+    for example, made in results:
         base.required(example.annotated or None, example.where, "known answer")
-        scores.add(example, prediction.text, prediction.best, prediction.null_difference)
-    if not len(scores.columns.f1):
+        numbers.extend(score_answer(example, made.text, made.best, made.null_difference))
+    if not numbers:
         raise base.nothing_to_score("question")
-    return scores
+    return ScoredAnswers(*np.array(numbers).reshape(-1, 7).T)
 
 
 def _check_places(train: Many[Question]) -> list[Finding]:
@@ -417,9 +415,7 @@ def characters(text: str, offsets: Offsets, first: int, last: int) -> tuple[int,
     return start + len(span) - len(span.lstrip()), stop - len(span) + len(span.rstrip())
 
 
-def span_scores(
-    scores: Many[Scores], chunks: Many[TextWindow], max_tokens: int
-) -> NDArray[np.float32]:
+def span_scores(scores: Many[Scores], chunks: Many[range], max_tokens: int) -> Scores:
     """Return the scores of all spans of a text `(tokens, longest)`.
 
     Entry `[i, n]` is the span of the n + 1 tokens from i on; −∞ if no window holds it. The longest
@@ -430,11 +426,11 @@ def span_scores(
         chunks: the windows, which together are the whole text.
     """
     tokens = chunks[-1].stop
-    max_tokens = min(max_tokens, max(chunk.stop - chunk.start for chunk in chunks))
+    max_tokens = min(max_tokens, max(map(len, chunks)))
     result = np.full((tokens, max_tokens), -np.inf, dtype=np.float32)
     best_scores = np.full((tokens, max_tokens), -np.inf)  # of each span in its best window
     for score, chunk in zip(scores, chunks, strict=True):
-        size, rows = chunk.stop - chunk.start, slice(chunk.start, chunk.stop)
+        size, rows = len(chunk), slice(chunk.start, chunk.stop)
         if not size:
             continue
         # Row i of the view is ends[i : i + longest]: the ends of all spans that begin at i.
@@ -449,10 +445,7 @@ def span_scores(
 
 
 def best_spans(table: NDArray[np.float32], count: int) -> list[tuple[int, int, float]]:
-    """Return the best spans of `span_scores` as (first token, last token, score), best first.
-
-    Of equal ones, the span that begins first precedes.
-    """
+    """Return the best spans as (first token, last token, score), best first, then by place."""
     flat, max_tokens = table.ravel(), table.shape[1]
     positions = np.flatnonzero(flat > -np.inf)
     if count < len(positions):

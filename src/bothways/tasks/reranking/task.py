@@ -27,16 +27,7 @@ from bothways.core.training_module import Loss
 from bothways.data.tables import TableRow
 from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.tasks import base, text_checks, text_task
-from bothways.tasks.columns import (
-    Column,
-    asked_columns,
-    cell_of,
-    is_absent,
-    number_of,
-    text_of,
-    unused_columns,
-)
+from bothways.tasks import base, columns as tables, text_checks, text_task
 from bothways.tasks.metrics import RANKING, Rankings, ndcg, negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
 from bothways.text.tokenizer import Tokenizer
@@ -84,12 +75,12 @@ class RankColumns(text_task.TextColumns):
 
 
 TABLE = (
-    Column("text", "query", QUERIES),
-    Column(
+    tables.Column("text", "query", QUERIES),
+    tables.Column(
         "text_b", "documents", DOCUMENTS, companion="negatives",
         pairs=[*itertools.product(RELEVANT, OTHERS)],
     ),
-    Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
+    tables.Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
 )  # fmt: skip
 
 
@@ -99,7 +90,6 @@ class Ranker(text_task.NumberModel[RankExample, RankPrediction]):
     task: RerankingTask
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
-        """Return the binary cross-entropy of the scores."""
         columns = (scores, text_task.targets_of(batch), text_task.window_weight(batch))
         return {"label": binary_cross_entropy(*(column[:, None] for column in columns))}
 
@@ -107,7 +97,6 @@ class Ranker(text_task.NumberModel[RankExample, RankPrediction]):
         self, example: RankExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> RankPrediction:
         """Return the score of each document, that of its best window."""
-        assert isinstance(encoded, text_task.EncodedTexts)
         logits = [float(np.max(chunks)) for chunks in encoded.by_text(outputs)]
         scores = logits
         if self.task.activation == "sigmoid":
@@ -141,14 +130,13 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         self, source: str, columns: Any = None, *, labelled: bool = True
     ) -> base.Reading[RankExample]:
         table, selected = self.open(source, columns, labelled)
-        unused = unused_columns(table.names, asked_columns(selected))
+        used = tables.asked_columns(selected)
+        unused = [name for name in table.names if name and name not in used]
         examples = self._joined_rows(table.rows, selected)
         return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
 
     def _joined_rows(self, rows: Iterable[TableRow], columns: RankColumns) -> Iterator[RankExample]:
-        """Yield the examples of a table; neighbouring rows with one document each of a query are
-        one. Rows with lists are examples by themselves.
-        """
+        """Yield examples: neighbouring rows with one document of a query are one."""
 
         def keyed() -> Iterator[tuple[Hashable, RankExample]]:
             """Yield each row's example with the key of its group."""
@@ -166,16 +154,11 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
             yield replace(group[0], documents=documents, labels=labels if known else None)
 
     def parse(self, row: base.Row, columns: text_task.TextColumns, where: str) -> RankExample:
-        """Return the example in a row.
-
-        Raises:
-            DataError: a column is missing, or its value is not a text, a list of texts, or the
-                labels of the documents.
-        """
+        """Return the example in a row; DataError for other values than texts and their labels."""
         assert isinstance(columns, RankColumns)
         assert columns.text is not None
         assert columns.text_b is not None
-        query = text_of(row, columns.text, where)
+        query = tables.text_of(row, columns.text, where)
         documents = _texts(row, columns.text_b, where)
         labels: tuple[float, ...] | None = None
         if columns.negatives is not None:
@@ -195,7 +178,6 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return RankExample(query, tuple(documents), where=where)
 
     def passages(self, examples: Many[RankExample]) -> Many[Hashable]:
-        """Return the queries: the rows of one are on one side of a split."""
         return [example.query for example in examples]
 
     def answered(self, example: RankExample, answer: Any) -> RankExample:
@@ -240,7 +222,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
 
     def encode(
         self, examples: Many[RankExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[text_task.EncodedTexts]:
+    ) -> list[base.EncodedExample]:
         """Return a pair for each document, in one sequence or several windows."""
         prompt, pairs, targets = self.default_prompt, [], []
         for example in examples:
@@ -248,16 +230,15 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
             query = prompt + example.query
             pairs += [text_task.TextExample(query, text) for text in example.documents]
             targets += [LabelTargets(np.array([label], dtype=np.float32)) for label in values]
-        encoded = iter(text_task.encode_texts(pairs, targets, tokenizer, self.fit(length)))
-        return [text_task.EncodedTexts.of([next(encoded) for _ in e.documents]) for e in examples]
+        encoded = iter(self.encode_texts(pairs, targets, tokenizer, length))
+        return [
+            base.EncodedExample.of_texts([next(encoded) for _ in e.documents]) for e in examples
+        ]
 
     def score(
         self, results: base.Results[RankExample, RankPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return the mean over queries of nDCG@10, MRR@10 and MAP; see `tasks.metrics`.
-
-        A query is one, wherever its documents are in the data.
-        """
+        """Return the mean nDCG@10, MRR@10 and MAP of queries, wherever their documents are."""
         rankings = Rankings()
         for example, prediction in results:
             labels_of_query = base.required(example.labels, example.where)
@@ -268,7 +249,6 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return rankings.metrics()
 
     def grade(self, example: RankExample, prediction: RankPrediction, labels: Many[str]) -> float:
-        """Return the nDCG@10 of the query."""
         labels_of_query = base.required(example.labels, example.where)
         return ndcg(np.array(prediction.logits), np.array(labels_of_query))
 
@@ -276,19 +256,17 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         """Return the metrics of equal scores, those of a random order, and the loss of the share
         of relevant documents; no loss for grades above 1, which are not probabilities.
         """
-        rankings, relevances = Rankings(), list[float]()
-        for example in examples:
-            for label in base.required(example.labels, example.where):
-                rankings.add(example.query, 0.0, label)
-                relevances.append(label)
+        zeros = ((0.0,) * len(example.documents) for example in examples)
+        equal = (RankPrediction("", (), scores, scores) for scores in zeros)
+        metrics = self.score(zip(examples, equal, strict=True), ())
+        relevances = [label for example in examples for label in example.labels or ()]
         if max(relevances) > 1:
-            return rankings.metrics()
+            return metrics
         share = float(np.mean(relevances))
         loss = share * negative_log(share) + (1 - share) * negative_log(1 - share)
-        return {**rankings.metrics(), "loss": loss}
+        return {**metrics, "loss": loss}
 
     def program_files(self, length: int) -> Mapping[str, Any]:
-        """Return the files by which sentence-transformers opens the model as a cross-encoder."""
         return program_files(CrossEncoderConfig(self.activation, length, *self.named_prompts))
 
 
@@ -300,7 +278,7 @@ def cross_encoder(config: CrossEncoderConfig) -> RerankingTask:
 
 
 def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
-    value = cell_of(row, column, location)
+    value = tables.cell_of(row, column, location)
     items = list(value) if isinstance(value, list | tuple) else [value]
     faulty = [item for item in items if not isinstance(item, str)]
     if faulty:
@@ -312,9 +290,9 @@ def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
 
 def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[float, ...] | None:
     """Return the labels in a row; None if one is absent."""
-    value = cell_of(row, column, location)
+    value = tables.cell_of(row, column, location)
     items = list(value) if isinstance(value, list | tuple) else [value]
-    if all(is_absent(item) or item == "" for item in items):
+    if all(tables.is_absent(item) or item == "" for item in items):
         return None
     if len(items) != documents:
         counts = f"{quantity(len(items), 'label(s)')} for {quantity(documents, 'document(s)')}"
@@ -323,7 +301,7 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
     numbers, words = list[float](), {"true": 1.0, "false": 0.0}
     for item in items:
         text = str(item).strip().lower()
-        number = words.get(text, number_of(text))
+        number = words.get(text, tables.number_of(text))
         if not 0 <= number < math.inf:
             message = f"column {column!r} holds {item!r:.80}, which is not a relevance"
             fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."
@@ -333,10 +311,7 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
 
 
 def _check_queries(examples: Many[RankExample]) -> list[Finding]:
-    """Report queries that come again after other rows: their documents are ranked by themselves.
-
-    A row with a list of documents is always ranked by itself.
-    """
+    """Report queries that come again in later rows; rows with a list are ranked by themselves."""
     seen, repeated = set[str](), list[str]()
     for example in (example for example in examples if example.joined):
         if example.query in seen:

@@ -26,7 +26,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,45 +151,31 @@ def score_run(run: Run, grades: Grades, cutoffs: Many[int] = (10, 100)) -> dict[
         >>> score_run({"q": {"a": 0.5, "b": 0.7}}, {"q": {"a": 1}}, cutoffs=[10])
         {'ndcg@10': 0.6309297535714575, 'mrr@10': 0.5, 'recall@10': 1.0, 'map@10': 0.5}
     """
-    rankings = ((ranked(run.get(query, {}), query), graded) for query, graded in grades.items())
-    values = [_metrics(*ranking, cutoffs) for ranking in rankings]
+    values = []
+    for query, graded in grades.items():
+        scores = ((np.float32(x), name) for name, x in run.get(query, {}).items() if name != query)
+        documents = [name for _, name in sorted(scores, reverse=True)]
+        values.append([_metrics(documents, graded, k) for k in cutoffs])
     pairs = itertools.product(("ndcg", "mrr", "recall", "map"), cutoffs)
     names = [f"{name}@{k}" for name, k in pairs]
-    return dict(zip(names, np.mean(values, axis=0).tolist(), strict=True))
+    return dict(zip(names, np.mean(values, axis=0).T.ravel().tolist(), strict=True))
 
 
-def ranked(scores: Mapping[str, float], query: str | None = None) -> list[str]:
-    """Return the documents of a query, best first; see `score_run`."""
-    items = ((np.float32(score), name) for name, score in scores.items() if name != query)
-    return [name for _, name in sorted(items, reverse=True)]
-
-
-def _metrics(
-    documents: Many[str], grades: Mapping[str, int], cutoffs: Iterable[int]
-) -> list[float]:
-    """Return the four metrics of one ranking at each number of first documents."""
+def _metrics(documents: Many[str], grades: Mapping[str, int], k: int) -> tuple[float, ...]:
+    """Return nDCG, MRR, recall and MAP of one ranking among its first `k` documents."""
     # Documents without a grade are not relevant, nor those graded below 0.
-    gains = [max(0, grades.get(name, 0)) for name in documents]
+    gains = [max(0, grades.get(name, 0)) for name in documents[:k]]
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
-    hits = [rank for rank, gain in enumerate(gains, 1) if gain]
     if not ideal:
-        return [0.0] * 4 * len(list(cutoffs))
-
-    def dcg(values: Many[int]) -> float:
-        """Return Σ gain / log2(place + 1)."""
-        return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(values, 1))
-
+        return 0.0, 0.0, 0.0, 0.0
+    dcg, best = (  # Σ gain / log2(place + 1)
+        sum(gain / math.log2(rank + 1) for rank, gain in enumerate(values, 1))
+        for values in (gains, ideal[:k])
+    )
+    hits = [rank for rank, gain in enumerate(gains, 1) if gain]
     precisions = [number / rank for number, rank in enumerate(hits, 1)]
-    columns = [
-        (
-            dcg(gains[:k]) / dcg(ideal[:k]),
-            1 / hits[0] if hits and hits[0] <= k else 0.0,
-            (relevant := sum(rank <= k for rank in hits)) / len(ideal),
-            sum(precisions[:relevant]) / len(ideal),
-        )
-        for k in cutoffs
-    ]
-    return [value for row in zip(*columns, strict=True) for value in row]
+    reciprocal = 1 / hits[0] if hits else 0.0
+    return dcg / best, reciprocal, len(hits) / len(ideal), sum(precisions) / len(ideal)
 
 
 QUERIES = ("anchor", "query", "question")
@@ -279,12 +265,7 @@ def text_key(text: str) -> int:
 
 
 def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample:
-    """Return the example in a row.
-
-    Raises:
-        DataError: a column is missing, or its value is not a text, a list of texts, a label or the
-            scores of the documents.
-    """
+    """Return the example in a row; DataError for other values than texts, a label or scores."""
     assert columns.text is not None
     text = tables.text_of(row, columns.text, where)
     positives = () if columns.text_b is None else _texts(row, columns.text_b, where)
@@ -319,10 +300,7 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
 def grades_file(source: str) -> Path | None:
     """Return the grades that a source names: FOLDER/qrels/SPLIT.tsv, or a folder with one split.
 
-    None for another source than BEIR's.
-
-    Raises:
-        DataError: the folder has several splits.
+    None for another source than BEIR's; DataError for a folder with several splits.
     """
     path = Path(source)
     if path.parent.name == "qrels" and corpus_file(path.parent.parent) is not None:
@@ -377,11 +355,7 @@ def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
 
 
 def loss_for(examples: Many[VectorExample]) -> losses.VectorLoss:
-    """Return the loss that is usual for examples of this form.
-
-    Raises:
-        DataError: an example without a second text, a label or negatives.
-    """
+    """Return the loss that is usual for examples of this form; DataError for single texts alone."""
     first = examples[0]
     if any(example.scores for example in examples):
         return losses.TeacherKL()

@@ -58,18 +58,17 @@ class TextTargets(Targets):
     )
 
     def without_weight(self) -> TextTargets:
-        """Return the same texts as fillers."""
         return dataclasses.replace(self, roles=np.full_like(self.roles, FILLER))
 
     @property
     def anchors(self) -> Int[Tensor, " examples"]:
         """The indices of the first texts of the examples."""
-        return _where(torch.as_tensor(self.roles) == ANCHOR)
+        return (torch.as_tensor(self.roles) == ANCHOR).nonzero()[:, 0]
 
     @property
     def documents(self) -> Int[Tensor, " documents"]:
         """The indices of all other texts."""
-        return _where(torch.as_tensor(self.roles) != ANCHOR)
+        return (torch.as_tensor(self.roles) != ANCHOR).nonzero()[:, 0]
 
     @property
     def owners(self) -> Int[Tensor, " documents"]:
@@ -78,11 +77,7 @@ class TextTargets(Targets):
 
     def documents_of(self, role: int) -> Int[Tensor, " documents"]:
         """Return the indices, among the documents, of those with a role."""
-        return _where(torch.as_tensor(self.roles)[self.documents] == role)
-
-
-def _where(true: Bool[Tensor, " texts"]) -> Int[Tensor, " indices"]:
-    return true.nonzero()[:, 0]
+        return (torch.as_tensor(self.roles)[self.documents] == role).nonzero()[:, 0]
 
 
 class _Tempered:
@@ -318,9 +313,7 @@ def at_widths(
 ) -> Tensor:
     """Return the mean of a loss over the first components of vectors (Kusupati et al. 2022).
 
-    Args:
-        widths: the numbers of components; none for all components.
-        weights: the weight of each; none for equal ones.
+    Without widths it is that of all components, without weights the plain mean.
     """
     chosen = [min(width, vectors.shape[-1]) for width in widths] or [vectors.shape[-1]]
     shares = weights or (1.0,) * len(chosen)

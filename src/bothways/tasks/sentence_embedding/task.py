@@ -55,7 +55,6 @@ from bothways.tasks.sentence_embedding.examples import (
 )
 from bothways.tasks.sentence_embedding.vectors import Agreement, gold_score, retrieval
 from bothways.tasks.text_task import (
-    EncodedTexts,
     LongTextTask,
     PromptedTask,
     TextColumns,
@@ -88,7 +87,6 @@ class PromptTokens(Targets):
     count: NDArray[np.int64] | Tensor
 
     def without_weight(self) -> PromptTokens:
-        """Return the same: there is no loss."""
         return self
 
 
@@ -99,7 +97,6 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
     loss_name: ClassVar[str] = "vectors"
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of examples, by their anchors."""
         return {self.loss_name: float(batch.target("texts", losses.TextTargets).anchors.numel())}
 
     def text_values(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -158,7 +155,7 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> VectorPrediction:
         """Return one vector for each text; those of several windows are pooled."""
-        if not isinstance(encoded, EncodedTexts) or len(outputs) == len(encoded.windows):
+        if not encoded.windows or len(outputs) == len(encoded.windows):
             return VectorPrediction(np.stack(outputs))
         sizes = encoded.by_text([len(sequence) for sequence in encoded.sequences])
         vectors_of_texts = zip(encoded.by_text(outputs), sizes, strict=True)
@@ -304,9 +301,9 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedTexts]:
+    ) -> list[base.EncodedExample]:
         """Return [CLS] A [SEP], and sequences of its own for a second text."""
-        fit, results = self.fit(length), []
+        results = []
         prompts = [self._prompts(example) for example in examples]
         prompt_lengths = {
             text: len(tokenizer.encode([text])[0]) if text else 0
@@ -320,7 +317,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             targets = example.targets() if isinstance(example, VectorExample) else None
             for number, prompt in enumerate(used):
                 ids, count = next(rows), prompt_lengths[prompt]
-                sequences, cut = fit.single(ids, tokenizer.template, count)
+                sequences, cut = self.single(ids, tokenizer.template, length, count)
                 # Without a prompt, [CLS] is pooled, too.
                 skip = count and count + len(tokenizer.template.before)
                 for at, sequence in enumerate(sequences):
@@ -332,7 +329,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
                         added["prompt"] = PromptTokens(skipped_tokens)
                     sequences[at] = dataclasses.replace(sequence, targets=added)
                 texts.append(base.EncodedExample(tuple(sequences), len(ids), cut))
-            results.append(EncodedTexts.of(texts))
+            results.append(base.EncodedExample.of_texts(texts))
         return results
 
     def _prompts(self, example: TextExample) -> list[str]:
@@ -356,7 +353,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
         Its texts do not attend to each other. Of a text that is read in windows, the first counts.
         """
-        assert isinstance(encoded, EncodedTexts)
         texts = [chunks[0] for chunks in encoded.by_text(encoded.sequences)]
         roles = [int(text.target("texts", losses.TextTargets).roles[0]) for text in texts]
         others = [text for text, role in zip(texts, roles, strict=True) if role == losses.OTHER]
@@ -389,7 +385,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return dataclasses.asdict(cell)
 
     def grade(self, example: TextExample, prediction: VectorPrediction, labels: Many[str]) -> float:
-        """Raise a ConfigError: correlation is not defined for one pair."""
         message = "sentence vectors have no grade for each example, only a correlation"
         fix = f"Score each model: {call('evaluate', 'MODEL', task='embed')}"
         raise ConfigError(message, where="task", fix=fix)
@@ -407,12 +402,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return model.config.width * layers * poolings
 
     def bind(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Embedder:
-        """Bind the task to any model.
-
-        Raises:
-            ConfigError: a layer that the model does not have, or pooled vectors that its Dense
-                layers do not read.
-        """
+        """Bind the task; ConfigError for layers or a width that the model does not have."""
         projection, width = projection_of(model), self.pooled_width(model)
         if projection is not None and projection.inputs != width:
             message = f"gives {width} components, and the folder's Dense layer reads "
@@ -499,11 +489,7 @@ def sentence_encoder(config: sentence_transformers.SentenceEncoderConfig) -> Sen
 
 
 def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncoderConfig:
-    """Return the settings by which sentence-transformers computes the same vectors.
-
-    Raises:
-        ConfigError: the task reads other layers than the last one.
-    """
+    """Return the settings for sentence-transformers; ConfigError for other layers than the last."""
     settings = task_model.task
     if settings.layers not in ((-1,), (task_model.model.config.depth,)):
         message = f"other programs pool the last layer, and this task reads {settings.layers}"
@@ -520,10 +506,7 @@ def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncod
 
 def continued(task: SentenceEmbeddingTask, folder: Path, model: Model) -> SentenceEmbeddingTask:
     """Return the task with the settings of a folder of sentence-transformers that none were given
-    for, and add its Dense layers to the model.
-
-    Raises:
-        FolderError: the folder's settings cannot be read.
+    for, and add its Dense layers to the model; FolderError if they cannot be read.
     """
     config = sentence_transformers.read_program_config(folder, model.config.max_positions)
     if not isinstance(config, sentence_transformers.SentenceEncoderConfig):

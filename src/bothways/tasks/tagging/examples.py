@@ -33,14 +33,7 @@ from bothways.data import text_io
 from bothways.data.tables import HUB, RowError, TableRow, open_lines, open_table
 from bothways.tasks import columns as tables
 from bothways.tasks.base import Reading, Row
-from bothways.tasks.tagging import conll
-from bothways.tasks.tagging.running_text import (
-    FORM,
-    Splitter,
-    read_spans,
-    split_words,
-    tags_from_spans,
-)
+from bothways.tasks.tagging import conll, running_text
 
 WORDS = ("words", "tokens")
 TAGS = ("tags", "ner_tags", "labels", "ner")
@@ -79,11 +72,7 @@ class TagColumns(tables.Columns):
 def choose_tag_columns(
     row: Row, where: str, requested: TagColumns, defaults: TagColumns, labelled: bool | None
 ) -> TagColumns:
-    """Return the columns to read from a table; see `columns.choose_columns`.
-
-    Args:
-        row: the first row: its values decide between words and texts.
-    """
+    """Return the columns of a table with this first row; see `columns.choose_columns`."""
     names = tuple(row)
     label = requested.label if labelled is not False else None
     columns = (requested.text, label, requested.document, requested.sentence)
@@ -390,7 +379,8 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
             name = fields.document
             yield document if lines else None if name is None else row.values.get(name), example
 
-    unused = tables.unused_columns(table.names, tables.asked_columns(fields))
+    used = tables.asked_columns(fields)
+    unused = [name for name in table.names if name and name not in used]
     opened = task.with_columns(columns)
     return Reading(opened, numbered(), table.share, table, parse, notes, unused)
 
@@ -439,10 +429,7 @@ def _checked(
 
 
 def with_context(examples: Numbered) -> Iterator[TagExample]:
-    """Yield each example with its neighbours in the document as context.
-
-    One document is in memory at a time.
-    """
+    """Yield examples with neighbours of their document, of which one is in memory at a time."""
     for document, group in itertools.groupby(examples, key=lambda pair: pair[0]):
         sentences = [example for _, example in group]
         if document is None:
@@ -462,12 +449,10 @@ def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
     return tuple(words for words, count in zip(listed, counts, strict=False) if count < NEIGHBOURS)
 
 
-def tag_example(row: Row, columns: TagColumns, where: str, splitter: Splitter) -> TagExample:
-    """Return the example in a row.
-
-    Raises:
-        DataError: a column is missing, or its value is not a list of words or of tags.
-    """
+def tag_example(
+    row: Row, columns: TagColumns, where: str, splitter: running_text.Splitter
+) -> TagExample:
+    """Return the example in a row; DataError for other values than words, tags, text and spans."""
     assert columns.text is not None
     words, label = tables.cell_of(row, columns.text, where), columns.label
     tags: Sentence | None = None
@@ -475,19 +460,19 @@ def tag_example(row: Row, columns: TagColumns, where: str, splitter: Splitter) -
     items = answers if isinstance(answers, list | tuple) else [answers]
     # A text with a tag or a list of tags is an error: a text has a list of spans.
     if isinstance(words, str) and not any(isinstance(item, str | int) for item in items):
-        spans = split_words(words, splitter)
+        spans = running_text.split_words(words, splitter)
         slices, starts = tuple(words[a:b] for a, b in spans), tuple(a for a, _ in spans)
         if label is not None:
-            entities = read_spans(tables.cell_of(row, label, where), label, where)
-            tags = tags_from_spans(words, spans, entities, where)
+            entities = running_text.read_spans(tables.cell_of(row, label, where), label, where)
+            tags = running_text.tags_from_spans(words, spans, entities, where)
         return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         message = f"column {columns.text!r} holds {_kind(words)}, not a list of words"
         fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
         if label is not None and isinstance(words, str):
             fix += (
-                f" {FORM} For a word in each row name the sentences: columns.sentence=NAME. "
-                f"For labels of texts: {argument(task='classify')}."
+                f" {running_text.FORM} For a word in each row name the sentences: "
+                f"columns.sentence=NAME. For labels of texts: {argument(task='classify')}."
             )
         raise DataError(message, where=where, fix=fix)
     if label is not None:

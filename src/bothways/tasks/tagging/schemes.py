@@ -33,8 +33,6 @@ from typing import Literal, NamedTuple
 
 from typing_extensions import assert_never
 
-from bothways.tasks.metrics import Confusion, classification_metrics
-
 Spelling = Literal["iob1", "iob2", "bioes"]
 Scheme = Literal["auto", "iob1", "iob2", "bioes", "plain"]
 """Plain tags are those of single words, such as parts of speech."""
@@ -193,6 +191,12 @@ def flaws(tags: Many[str], scheme: Spelling) -> list[int]:
             assert_never(scheme)
 
 
+def strict_chunks(tags: Many[str], scheme: Spelling) -> list[Chunk]:
+    """Return the entities whose tags all follow a scheme: in IOB2, O I-PER I-PER has none."""
+    broken = {*flaws(tags, scheme)}
+    return [chunk for chunk in chunks(tags) if broken.isdisjoint(range(chunk.begin, chunk.end))]
+
+
 def types_of(labels: Iterable[str]) -> tuple[str, ...]:
     """Return the entity types that these tags spell, sorted."""
     tag_parts = filter(None, map(tag_part, labels))
@@ -229,52 +233,3 @@ class EntityCounts:
             "recall": (correct, expected),
         }
         return {f"{name}{suffix}": a / b if b else 0.0 for name, (a, b) in quotients.items()}
-
-
-class TagCounts:
-    """The counts from which the scores of a data set follow, in constant memory."""
-
-    def __init__(self, labels: Many[str], entities: bool) -> None:
-        self._entities, self._scheme = entities, scheme_of(labels)
-        self._types = types_of(labels) if entities else ()
-        self._index = {label: position for position, label in enumerate(labels)}
-        self._confusion = Confusion(len(labels))
-        self._loose, self._strict, self._loss = EntityCounts(), EntityCounts(), 0.0
-
-    @property
-    def words(self) -> int:
-        """Number of words that were counted."""
-        return self._confusion.total
-
-    def add(self, truth: Many[str], predicted: Many[str], loss: float) -> None:
-        """Count one sentence; `loss` is the sum over its words."""
-        rows, columns = ([self._index[tag] for tag in tags] for tags in (truth, predicted))
-        self._confusion.pairs.update(zip(rows, columns, strict=True))
-        self._loss += loss
-        if self._entities:
-            entities = [chunks(tags) for tags in (truth, predicted)]
-            self._loose.add(*entities)
-            # O I-PER I-PER is an entity for conlleval, and none by the strict rule of IOB2
-            broken = [set(flaws(tags, self._scheme)) for tags in (truth, predicted)]
-            strict = (
-                [chunk for chunk in some if faulty.isdisjoint(range(chunk.begin, chunk.end))]
-                for some, faulty in zip(entities, broken, strict=True)
-            )
-            self._strict.add(*strict)
-
-    def scores(self) -> dict[str, float]:
-        """Return the metrics.
-
-        Returns:
-            For entities "f1", "precision" and "recall" by conlleval's rule, the same with
-            "_strict", and for each type, such as "f1/PER". For plain tags "f1", the mean over the
-            tags. For words "accuracy" and "loss" (mean cross-entropy, in nats).
-        """
-        accuracy = float(self._confusion.right.sum()) / self.words
-        of_words = {"accuracy": accuracy, "loss": self._loss / self.words}
-        if not self._entities:
-            return {"f1": classification_metrics(self._confusion)["f1_macro"], **of_words}
-        scores = self._loose.scores() | self._strict.scores("_strict") | of_words
-        for kind in self._types:
-            scores |= self._loose.scores(f"/{kind}", kind)
-        return scores

@@ -17,7 +17,6 @@ blanks in the words, a first line of names, and tags that hardly recur.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence as Many
@@ -39,7 +38,7 @@ from bothways.data.tables import TableRow
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.tasks import base, text_checks
-from bothways.tasks.metrics import TINY
+from bothways.tasks.metrics import TINY, Confusion, classification_metrics
 from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.tagging import schemes
 from bothways.tasks.tagging.examples import (
@@ -69,11 +68,9 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
     task: TaggingTask
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of tagged words."""
         return {"tag": float((_targets(batch)[1] != IGNORED).sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
-        """Return the cross-entropy of the tags."""
         return {"tag": cross_entropy(scores, _targets(batch)[1])}
 
     def scores(self, batch: Batch) -> Float[Tensor, "targets labels"]:
@@ -138,8 +135,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def read(
         self, source: str, columns: TagColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[TagExample]:
-        requested = columns or TagColumns()
-        opened = open_tagged(self, source, requested, labelled=labelled)
+        opened = open_tagged(self, source, columns or TagColumns(), labelled=labelled)
         if self.context == "document":
             return replace(opened, examples=with_context(opened.examples), table=None, parse=None)
         if opened.table is None or opened.parse is None:
@@ -163,8 +159,8 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         labelled: bool | None = None, *, where: str = "an example",
     ) -> TagExample:  # fmt: skip
         requested = columns or TagColumns()
-        columns = choose_tag_columns(row, where, requested, self.columns, labelled)
-        return tag_example(row, columns, where, self.splitter)
+        selected = choose_tag_columns(row, where, requested, self.columns, labelled)
+        return tag_example(row, selected, where, self.splitter)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
         if len(texts) > 1:
@@ -195,7 +191,6 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return (TagHead(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return the metrics of tags, and of entities where tags mark them."""
         names = ["f1"]
         if self.spells(labels):
             suffixes = ["", "_strict", *(f"/{kind}" for kind in schemes.types_of(labels))]
@@ -227,11 +222,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return check_tagged(train, dev, self.scheme)
 
     def gold_tags(self, example: TagExample, labels: Many[str]) -> tuple[str, ...]:
-        """Return the tags of an example in the scheme of the model's labels.
-
-        Raises:
-            DataError: it has no tags, or one that is not among `labels`.
-        """
+        """Return the tags of an example in the scheme of `labels`; DataError for others."""
         originals = base.required(example.tags, example.where, "tags")
         tags = schemes.as_labels(originals, labels) if self.spells(labels) else originals
         for number, (original, tag) in enumerate(zip(originals, tags, strict=True), 1):
@@ -244,9 +235,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def encode(
         self, examples: Many[TagExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[base.EncodedExample]:
-        """Return the windows of each sentence; the target "tag" has each word once, at its first
-        token.
-        """
+        """Return the windows of each sentence; "tag" has the first token of each word."""
         index = {label: position for position, label in enumerate(labels)}
         sentences = list(
             dict.fromkeys(words for e in examples for words in (e.words, *e.before, *e.after))
@@ -309,17 +298,37 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def score(
         self, results: base.Results[TagExample, TagPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return the metrics of `TagCounts.scores`."""
-        counts = schemes.TagCounts(labels, self.spells(labels))
+        """Return the metrics, in memory that does not grow with the data.
+
+        Returns:
+            For entities "f1", "precision" and "recall" by conlleval's rule, the same with
+            "_strict", and for each type, such as "f1/PER". For plain tags "f1", the mean over the
+            tags. For words "accuracy" and "loss" (mean cross-entropy, in nats).
+        """
+        entities, scheme = self.spells(labels), schemes.scheme_of(labels)
         index = {label: position for position, label in enumerate(labels)}
+        confusion, loss = Confusion(len(labels)), 0.0
+        loose, strict = schemes.EntityCounts(), schemes.EntityCounts()
         for example, prediction in results:
-            tags = self.gold_tags(example, labels)
+            tags, predicted = self.gold_tags(example, labels), prediction.tags
             columns = np.array([index[tag] for tag in tags], dtype=np.int64)
+            confusion.pairs.update(
+                zip(columns.tolist(), map(index.__getitem__, predicted), strict=True)
+            )
             selected = prediction.probabilities[np.arange(len(tags)), columns]
-            counts.add(tags, prediction.tags, -float(np.log(np.maximum(selected, TINY)).sum()))
-        if not counts.words:
+            loss -= float(np.log(np.maximum(selected, TINY)).sum())
+            if entities:
+                loose.add(schemes.chunks(tags), schemes.chunks(predicted))
+                strict.add(*(schemes.strict_chunks(some, scheme) for some in (tags, predicted)))
+        if not (words := confusion.total):
             raise base.nothing_to_score("word")
-        return counts.scores()
+        of_words = {"accuracy": float(confusion.right.sum()) / words, "loss": loss / words}
+        if not entities:
+            return {"f1": classification_metrics(confusion)["f1_macro"], **of_words}
+        scores = loose.scores() | strict.scores("_strict") | of_words
+        for kind in schemes.types_of(labels):
+            scores |= loose.scores(f"/{kind}", kind)
+        return scores
 
     def grade(self, example: TagExample, prediction: TagPrediction, labels: Many[str]) -> float:
         """Return the F1 of the sentence's entities, 1 without any; the accuracy of plain tags."""
@@ -332,15 +341,15 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return counts.scores()["f1"] if counts.expected or counts.predicted else 1.0
 
     def baseline(self, examples: Many[TagExample]) -> base.Metrics:
-        """Return the metrics of the most frequent tag; the loss is the tag frequencies'."""
-        labels = self.labels(examples)
-        sentences = [self.gold_tags(e, labels) for e in examples if e.tags is not None]
-        frequent = Counter(itertools.chain.from_iterable(sentences))
-        counts, top = schemes.TagCounts(labels, self.spells(labels)), frequent.most_common(1)[0][0]
-        for tags in sentences:
-            chances = (frequent[tag] / frequent.total() for tag in tags)
-            counts.add(tags, [top] * len(tags), -sum(map(math.log, chances)))
-        return counts.scores()
+        labels, tagged = self.labels(examples), [e for e in examples if e.tags is not None]
+        counts = Counter(tag for e in tagged for tag in self.gold_tags(e, labels))
+        (top, _), total = counts.most_common(1)[0], counts.total()
+        shares = np.array([counts[label] / total for label in labels])
+
+        def constant(words: tuple[str, ...]) -> TagPrediction:
+            return TagPrediction(words, (top,) * len(words), np.tile(shares, (len(words), 1)))
+
+        return self.score(((e, constant(e.words)) for e in tagged), labels)
 
 
 def _targets(batch: Batch) -> tuple[Tensor, Tensor]:
