@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from test_family_tokenizers import (
@@ -27,11 +28,12 @@ from test_family_tokenizers import (
 from transformers import AutoTokenizer
 
 from bothways.core.errors import ResourceError, TokenizerError
+from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 from kernel_cases import examples
 from odd_texts import odd_texts
 from spread import in_turn
-from toy_text import bert_tokens, roberta_backend
+from toy_text import assert_same_tokens, bert_tokens, roberta_backend, save_and_open
 
 TEXTS = odd_texts()
 BERT = ["Bert", "DistilBert", "Electra"]
@@ -115,16 +117,30 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
     "Electra, tokenizer.json": lambda f: saved(f, word_piece(), "electra", "ElectraTokenizerFast"),
     "MPNet": lambda f: saved(f, mpnet(), "mpnet"),
     "Roberta": lambda f: saved(f, roberta(), "roberta"),
+    "Roberta with its spaces": lambda f: saved(f, roberta(trim_offsets=False), "roberta"),
     "Longformer": lambda f: saved(f, roberta(), "longformer", "LongformerTokenizerFast"),
     "Bart": lambda f: saved(f, roberta(add_prefix_space=True), "bart", "BartTokenizer"),
     "GPT2": lambda f: saved(f, roberta(), "gpt2", "GPT2Tokenizer"),
     "Deberta": lambda f: saved(f, deberta(), "deberta"),
+    "Deberta with a space": lambda f: saved(f, deberta(add_prefix_space=True), "deberta"),
     "DebertaV2": lambda f: saved(f, deberta_v2(), "deberta-v2"),
+    "DebertaV2 in lower case, marks apart": lambda f: saved(
+        f, deberta_v2(do_lower_case=True, split_by_punct=True), "deberta-v2"
+    ),
+    "DebertaV2 without a space": lambda f: saved(
+        f, deberta_v2(add_prefix_space=False), "deberta-v2"
+    ),
     "XLMRoberta": lambda f: saved(f, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta"),
     "Camembert": lambda f: saved(f, camembert(), "camembert"),
+    "XLMRoberta without a space": lambda f: saved(f, xlm(add_prefix_space=False), "xlm-roberta"),
     "Albert": lambda f: saved(f, albert(_spm_precompiled_charsmap=MAP), "albert"),
+    "Albert, cased": lambda f: saved(f, albert(do_lower_case=False, keep_accents=True), "albert"),
+    "Albert, lower case with accents": lambda f: saved(
+        f, albert(keep_accents=True, add_prefix_space=False), "albert"
+    ),
     "FNet": lambda f: saved(f, albert(), "fnet", "FNetTokenizer"),
     "BigBird": lambda f: saved(f, big_bird(), "big_bird"),
+    "BigBird without a space": lambda f: saved(f, big_bird(add_prefix_space=False), "big_bird"),
     "Herbert": lambda f: word_ends(f, "HerbertTokenizer"),
     "OpenAIGPT": lambda f: word_ends(f, "OpenAIGPTTokenizer", "openai-gpt"),
     "OpenAIGPT by its model type": lambda f: word_ends(f, None, "openai-gpt"),
@@ -134,14 +150,29 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_ids_are_those_of_transformers(name, tmp_path):
-    folder = EQUAL[name](tmp_path)
-    tokenizer = Tokenizer.load(folder)
+def test_tokens_are_those_of_transformers_both_ways(name, tmp_path):
+    """Ids, offsets and special tokens, from a folder of theirs and from the one that is written."""
+    folder = EQUAL[name](tmp_path / "in")
+    tokenizer, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     texts = TEXTS[: 200 if name.startswith(tuple(BERT[1:])) else examples(2000)]
-    assert_equal(tokenizer, AutoTokenizer.from_pretrained(folder), texts)
-    tokenizer.save(tmp_path / "again")
-    again = Tokenizer.load(tmp_path / "again")
-    assert again.fingerprint == tokenizer.fingerprint
+    assert_same_tokens(tokenizer, theirs, texts)
+    segments = not name.startswith("Distil")
+    again = save_and_open(tokenizer, tmp_path / "out", texts, positions=77, segments=segments)
+    assert len(again) == len(theirs) == tokenizer.size
+    assert again.model_max_length == 77
+    for use in ("pad", "cls", "sep", "unk", "mask"):
+        assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id")
+    if "GPT" in name:  # whose class has no special tokens around texts
+        return
+    for pair in (("",), ("", "9, [MASK] play"), ("hello the <mask>", "9, [MASK] play")):
+        row, (first, *second) = again(*pair), tokenizer.encode(list(pair))
+        assert row["input_ids"] == theirs(*pair)["input_ids"]
+        assert ("token_type_ids" in row) == (segments and not tokenizer.flat)
+        sequence = assemble(first, second[0] if second else None, tokenizer.template)
+        assert sequence.ids.tolist() == row["input_ids"]
+        assert (sequence.ids.dtype, sequence.segments.dtype) == (np.int32, np.int8)
+        if "token_type_ids" in row:
+            assert sequence.segments.tolist() == row["token_type_ids"]
 
 
 def assert_equal(tokenizer: Tokenizer, theirs: Any, texts: list[str]) -> None:
