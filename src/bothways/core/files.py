@@ -118,9 +118,9 @@ def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
             hidden.mkdir(parents=True)
             yield hidden
             for path in (*hidden.rglob("*"), hidden):
-                _flush(path)
+                flush(path)
             _rename_twice(hidden, real)
-            _flush(real.parent)
+            flush(real.parent)
         except ResourceError as error:
             if error.where is not None and Path(error.where).is_relative_to(hidden):
                 error.where = target / Path(error.where).relative_to(hidden)
@@ -172,7 +172,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     with os_errors(path, _FIX):
         try:
             write(hidden)
-            _flush(hidden)
+            flush(hidden)
             hidden.replace(target)
         finally:
             hidden.unlink(missing_ok=True)
@@ -256,7 +256,8 @@ def _put_aside(path: Path) -> Path:
     return old
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file or the entries of a folder are on the disk. Raises OSError."""
     if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

@@ -32,9 +32,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
-import io
 import itertools
-import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +44,7 @@ from numpy.typing import NDArray
 
 from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError, argument, render
-from bothways.core.files import replace_file, without_surrogates
+from bothways.core.files import flush, replace_file, without_surrogates
 from bothways.core.progress import SILENT, Progress
 from bothways.data import manifest
 from bothways.data.cleaning.config import Cleaning, clean_texts
@@ -181,9 +179,6 @@ def read_shard(path: Path, *names: str) -> Shard:
         raise DataError("was damaged on disk after it was written", where=path, fix=fix) from error
 
 
-SIGNATURES, SHINGLES = "signatures.bin", "shingles.bin"
-"""Files next to the shards, as long as near-duplicates are searched for."""
-
 SHORT, DUPLICATE, NEAR = "min_tokens", "duplicates", "near_duplicates"
 """The names of the steps that follow the rules."""
 
@@ -220,10 +215,8 @@ def choose_documents(
     remaining = np.flatnonzero(fates == 0)
     # What is compared of the documents that stay so far is written to files, which are mapped.
     offset, counts = 0, [np.zeros(1, dtype=np.int64)]
-    with contextlib.ExitStack() as files:
-        signatures, shingles = (
-            files.enter_context((folder / name).open("wb")) for name in (SIGNATURES, SHINGLES)
-        )
+    signature_file, shingle_file = folder / "signatures.bin", folder / "shingles.bin"
+    with signature_file.open("wb") as signatures, shingle_file.open("wb") as shingles:
         for path in shards:
             shard = read_shard(path, "signatures", "shingles", "shingle_counts")
             mask = fates[offset : offset + len(shard["signatures"])] == 0
@@ -233,15 +226,15 @@ def choose_documents(
             offset += len(mask)
     permutations = cleaning.near_duplicates.permutations
     texts = SignedTexts(
-        manifest.map_array(folder / SHINGLES, "uint32"),
+        manifest.map_array(shingle_file, "uint32"),
         np.cumsum(np.concatenate(counts)),
-        manifest.map_array(folder / SIGNATURES, "uint16").reshape(-1, permutations),
+        manifest.map_array(signature_file, "uint16").reshape(-1, permutations),
     )
     del counts
     # Only documents that are still there are compared: `repeated` counts among them.
     repeated = find_near_duplicates(texts, cleaning.near_duplicates, progress)
-    for name in (SIGNATURES, SHINGLES):
-        (folder / name).unlink()
+    signature_file.unlink()
+    shingle_file.unlink()
     fates[remaining[repeated]] = fate[NEAR]
     return steps, fates
 
@@ -331,26 +324,6 @@ def nothing_left(
     return DataError(message, where=folder, fix=fix)
 
 
-class _Column:
-    """An array that is written piece by piece, with its digest."""
-
-    def __init__(self, file: io.BufferedWriter) -> None:
-        self._file, self._digest, self._bytes = file, hashlib.sha256(), 0
-
-    def append(self, values: NDArray[Any]) -> None:
-        """Write the next piece."""
-        raw = np.ascontiguousarray(values).view(np.uint8).data
-        self._file.write(raw)
-        self._digest.update(raw)
-        self._bytes += len(raw)
-
-    def finish(self) -> manifest.Stored:
-        """Flush the file to disk; return its size and digest."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return manifest.Stored(self._bytes, self._digest.hexdigest())
-
-
 def merge_shards(
     shards: Sequence[Path],
     folder: Path,
@@ -386,11 +359,10 @@ def merge_shards(
     bits = np.zeros(0, dtype=np.bool_)  # of words: up to seven wait for the next shard
     with contextlib.ExitStack() as open_files:
         columns = {
-            name: _Column(open_files.enter_context((folder / name).open("wb")))
-            for name in file_names
+            name: open_files.enter_context((folder / name).open("wb")) for name in file_names
         }
-        columns[manifest.SENTENCES].append(np.zeros(1, dtype=np.uint64))
-        columns[manifest.DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
+        for name in (manifest.SENTENCES, manifest.DOCUMENTS):
+            columns[name].write(np.zeros(1, dtype=np.uint64).data)
         for number, path in enumerate(shards, 1):
             shard = read_shard(path, *arrays)
             ids, lengths, counts = shard["ids"], shard["lengths"], shard["counts"]
@@ -405,20 +377,22 @@ def merge_shards(
             marks = np.repeat(remaining, counts)
             token_marks = np.repeat(marks, lengths)
             ids, lengths, counts = ids[token_marks], lengths[marks], counts[remaining]
-            columns[manifest.TOKENS].append(ids)
+            columns[manifest.TOKENS].write(ids.data)
             if has_words:
                 bits = np.concatenate([bits, shard["begins"][token_marks]])
                 whole = len(bits) // 8 * 8
-                columns[manifest.WORDS].append(np.packbits(bits[:whole]))
+                columns[manifest.WORDS].write(np.packbits(bits[:whole]).data)
                 bits = bits[whole:]
-            columns[manifest.SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
-            columns[manifest.DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
+            columns[manifest.SENTENCES].write((tokens + np.cumsum(lengths, dtype=np.uint64)).data)
+            columns[manifest.DOCUMENTS].write((sentences + np.cumsum(counts, dtype=np.uint64)).data)
             tokens, sentences = tokens + len(ids), sentences + len(lengths)
             words += int(shard["words"][remaining].sum())
             progress.advance(number)
         if has_words:
-            columns[manifest.WORDS].append(np.packbits(bits))
-        files = {name: column.finish() for name, column in columns.items()}
+            columns[manifest.WORDS].write(np.packbits(bits).data)
+    for name in file_names:
+        flush(folder / name)
+    files = {name: manifest.describe_file(folder / name) for name in file_names}
     text_read = manifest.TextRead(documents_read, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
     lines = (
         manifest.StepCounts(name, 0, int(size), int(count))
