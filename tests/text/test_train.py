@@ -16,7 +16,7 @@ import bothways
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text import trainers
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_classes import Bert
+from bothways.text.tokenizer_classes import bert
 from bothways.text.tokenizer_files import bert_backend
 from bothways.text.trainers import (
     ByteBPE,
@@ -134,8 +134,8 @@ def test_the_alphabet_keeps_the_most_frequent_characters():
 
 @given(text=hostile)
 def test_characters_are_counted_as_the_normaliser_leaves_them(text):
-    for bert in (Bert(), Bert(False, strip_accents=True, cjk=False)):
-        backend = bert_backend({}, bert)
+    for pipeline in (bert(), bert(False, strip_accents=True, cjk=False)):
+        backend = bert_backend({}, pipeline)
         expected = Counter(c for c in backend.normalizer.normalize_str(text) if not c.isspace())
         assert _normal_characters(Sample(((text,),), len(text), len(text)), backend) == expected
 

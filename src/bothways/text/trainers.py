@@ -41,7 +41,7 @@ from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.core.files import surrogate_in
 from bothways.core.source import rng
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_classes import NAMES, Backend, Bert, Roberta, find_specials
+from bothways.text.tokenizer_classes import NAMES, Backend, bert, find_specials, roberta
 from bothways.text.tokenizer_files import bert_backend, dress, finish
 
 SPECIALS = [names[0] for names in NAMES.values()]
@@ -196,7 +196,7 @@ class WordPiece:
     Attributes:
         size: tokens, the special ones included.
         min_frequency: how often a pair of pieces must occur to be joined.
-        lowercase, strip_accents, cjk: see `files.Bert`.
+        lowercase, strip_accents, cjk: see `tokenizer_classes.bert`.
         alphabet: the number of characters to keep, the most frequent ones; words with others are
             unknown. None for 1,000, or as many as `coverage` needs and `size` has room for.
         coverage: the share of the text's characters to keep, where `alphabet` is None.
@@ -301,13 +301,13 @@ def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
         raise DataError(f"a text holds {surrogate_in(str(error.object))}", fix=fix) from error
     specials = find_specials(backend, {}, "the learned vocabulary")
     if isinstance(kind, ByteBPE):
-        dress(backend, Roberta(kind.prefix_space), specials)
+        dress(backend, roberta(kind.prefix_space), specials)
     return Tokenizer(finish(backend, specials), specials)
 
 
 def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend:
-    bert = Bert(kind.lowercase, kind.strip_accents, kind.cjk)
-    backend = bert_backend({}, bert)
+    pipeline = bert(kind.lowercase, kind.strip_accents, kind.cjk)
+    backend = bert_backend({}, pipeline)
     counts = _normal_characters(texts, backend)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     if kind.alphabet is not None:
@@ -327,7 +327,7 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend
         show_progress=False,
     )
     backend.train_from_iterator(reader(texts), trainer)
-    return bert_backend(backend.get_vocab(), bert)
+    return bert_backend(backend.get_vocab(), pipeline)
 
 
 def _covering(
