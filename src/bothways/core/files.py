@@ -136,11 +136,7 @@ def hidden_folder(path: Path) -> Path:
 
 
 def recover_folder(path: Path) -> None:
-    """Restore a folder whose replacement was killed between its two renames.
-
-    Raises:
-        OSError: no permission.
-    """
+    """Restore a folder whose replacement was killed between its two renames. Raises OSError."""
     path = path.resolve()
     old = path.with_name(f"{HIDDEN}old-{path.name}")
     if os.path.exists(old) and not path.exists():  # False for a name that is too long
@@ -149,11 +145,7 @@ def recover_folder(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it; one that exists stays as it is.
-
-    Raises:
-        ResourceError: no space or no permission.
-    """
+    """Create a folder and those above it, if they are missing. Raises ResourceError."""
     with os_errors(folder, _FIX):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -179,11 +171,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file of text in UTF-8 as `replace_file` does.
-
-    Raises:
-        DataError: the text holds half of a surrogate pair.
-    """
+    """Write text in UTF-8 as `replace_file`. Raises DataError for half of a surrogate pair."""
     if (half := surrogate_in(text)) is not None:
         message = f"cannot hold {half}, as in the name of a file that is not UTF-8"
         raise DataError(message, where=path, fix="Rename the file.")
@@ -222,11 +210,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def file_digest(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal.
-
-    Raises:
-        ResourceError: it cannot be read.
-    """
+    """Return the SHA-256 of a file, in hexadecimal. Raises ResourceError if it cannot be read."""
     result = hashlib.sha256()
     with read_errors(file), file.open("rb") as stream:
         while chunk := stream.read(1 << 20):
@@ -278,11 +262,7 @@ class DuplicateKey(Exception):
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; an `object_pairs_hook` of the json module.
-
-    Raises:
-        DuplicateKey: it has a key twice.
-    """
+    """Return an object, as an `object_pairs_hook`. Raises DuplicateKey if it has a key twice."""
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
@@ -375,10 +355,7 @@ def read_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) ->
 
 
 def check_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> None:
-    """Refuse a pipe, a device or a file that is too large, before a library opens it.
-
-    Errors as `read_regular`.
-    """
+    """Refuse what `read_regular` refuses, before a library opens it."""
     with read_errors(file):
         status = file.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import itertools
 import math
 import shutil
@@ -121,10 +122,7 @@ class Corpus:
         return corpus
 
     def verify(self) -> None:
-        """Compare every byte with the manifest, and check all offsets and ids. Raises DataError.
-
-        `open` skips the contents of large files.
-        """
+        """Check every byte, offset and id, also of files that `open` skips. Raises DataError."""
         for name, stored in self.manifest.files.items():
             manifests.check_file(self.folder / name, stored, up_to=math.inf)
         self._check(math.inf)
@@ -178,10 +176,7 @@ class Corpus:
 
     @functools.cached_property
     def unknown_share(self) -> float:
-        """The fraction of the tokens that are unknown to the tokenizer's vocabulary.
-
-        Of a large corpus, an even sample of `COUNTED_CHUNKS` parts is counted.
-        """
+        """The fraction of unknown tokens; of a large corpus, in `COUNTED_CHUNKS` even parts."""
         unknown, total = self.tokenizer.specials.unknown, len(self.tokens)
         starts = range(0, total, max(CHUNK, -(-total // COUNTED_CHUNKS)))
         chunks = [self.tokens[at : at + CHUNK] for at in starts]
@@ -254,8 +249,9 @@ def write_corpus(
         raise ConfigError(f"must be a Cleaning, not {cleaning!r:.40}", where="cleaning", fix=fix)
     path = local_path(folder)
     finder = None if words is None else words_name(words)
+    splitter = f"sentencex {importlib.metadata.version('sentencex')}"
     settings = manifests.CorpusSettings(
-        tokenizer.fingerprint, language, shards.splitter_version(), finder, cleaning or Cleaning()
+        tokenizer.fingerprint, language, splitter, finder, cleaning or Cleaning()
     )
     # Before the lock is taken: none is left in a folder of something else.
     with os_errors(path, "Choose another folder."):

@@ -223,11 +223,7 @@ class Selection:
         return remaining if len(later_runs) else np.asarray(remaining), share
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
-        """Open a block of an epoch.
-
-        Raises:
-            DataError: a sentence in it is empty.
-        """
+        """Open a block of an epoch. Raises DataError if a sentence in it is empty."""
         window, index = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)
         block_parts = slice(*opened.edges[index : index + 2])

@@ -31,7 +31,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import itertools
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,11 +67,6 @@ class Job:
 
     name: str
     texts: list[str]
-
-
-def splitter_version() -> str:
-    """Return the name and version of the sentence splitter."""
-    return f"sentencex {importlib.metadata.version('sentencex')}"
 
 
 def token_type(size: int) -> Literal["uint16", "uint32"]:
@@ -164,11 +158,7 @@ def store_shard(path: Path, shard: Shard) -> None:
 
 
 def read_shard(path: Path, *names: str) -> Shard:
-    """Read some arrays of a shard.
-
-    Raises:
-        DataError: it is damaged; it is deleted, to be made again.
-    """
+    """Read some arrays of a shard. Raises DataError if it is damaged, and deletes it."""
     try:
         # The zip format's checksums are verified while reading.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -280,11 +270,7 @@ def unsuited_steps(settings: manifest.CorpusSettings) -> Iterator[str]:
 def large_steps(
     settings: manifest.CorpusSettings, documents: int, steps: Sequence[manifest.StepCounts]
 ) -> Iterator[str]:
-    """Yield a note for each rule that left out more than half of the documents.
-
-    Args:
-        documents: the number of documents of the inputs.
-    """
+    """Yield a note for each rule that left out more than half of the `documents` of the inputs."""
     for step in steps:
         if step.name in settings.cleaning.document_rules and step.documents > _MOST * documents:
             note = f"{step.name} left out {step.documents / documents:.0%} of the documents"
@@ -298,11 +284,7 @@ def large_steps(
 def nothing_left(
     folder: Path, cleaning: Cleaning, documents: int, steps: Sequence[manifest.StepCounts]
 ) -> DataError:
-    """Return the error about a corpus without documents, which names what left them out.
-
-    Args:
-        documents: the number of documents of the inputs.
-    """
+    """Return the error that names what left out all `documents` of the inputs."""
     left = [step for step in steps if step.documents or step.lines]
     if not left:
         return DataError("the inputs have no document", where=folder, fix="Give other inputs.")

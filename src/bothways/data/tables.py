@@ -406,10 +406,7 @@ def _json_row(value: Any, location: str, fix: str) -> dict[str, Any]:
 
 
 def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
-    """Yield the objects of a JSON array, which is read whole.
-
-    Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
-    """
+    """Yield the objects of a JSON array, which is read whole."""
     fix = 'Write [{"text": "…"}, …], or one object per line in a .jsonl file.'
     values = read_json_text(path, fix, bytes_read, unique=True)
     if not isinstance(values, list):
@@ -537,11 +534,7 @@ class HubData:
 
     @functools.cached_property
     def stream(self) -> Any:
-        """The rows from the first on, as an IterableDataset.
-
-        Raises:
-            DataError: there is no such split.
-        """
+        """The rows from the first on, an IterableDataset. Raises DataError for an unknown split."""
         with _errors(self.source):
             return self._builder.as_streaming_dataset(split=self._split)
 
@@ -671,10 +664,7 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return numbers and arrays of NumPy, PyTorch or pyarrow as values and lists of Python.
-
-    What pandas calls NA or NaT is None.
-    """
+    """Return values of NumPy, PyTorch or pyarrow as those of Python; pandas' NA and NaT as None."""
     if type(value).__name__ in ("NAType", "NaTType"):  # without an import of pandas
         return None
     if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
@@ -683,10 +673,7 @@ def plain_value(value: Any) -> Any:
 
 
 def listed_classes(data: Any) -> dict[str, list[str]]:
-    """Return the classes that data lists for its columns, with or without rows of them.
-
-    A `datasets.Dataset` lists them in its features, pandas in the categories of a column.
-    """
+    """Return the classes that a `datasets.Dataset` or DataFrame lists, with or without rows."""
     features, kinds = getattr(data, "features", None), getattr(data, "dtypes", ())
     if isinstance(features, Mapping):
         return class_names(features)

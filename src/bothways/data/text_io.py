@@ -202,11 +202,7 @@ def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """Return the files that a glob matches, in the order of their names; ** matches folders.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Return the files that match a glob, by name; ** matches folders. Raises DataError if none."""
     paths = map(Path, sorted(glob.glob(str(local_path(pattern)), recursive=True)))
     if files := [path for path in paths if path.is_file()]:
         return files
@@ -220,10 +216,7 @@ def is_pipe(name: str | Path) -> bool:
 
 
 def is_stream(source: str) -> bool:
-    """Return True for standard input, and for a pipe without a suffix: <(command) is /dev/fd/63.
-
-    Neither has a name that says what its lines are.
-    """
+    """Return True for standard input, and a pipe without a suffix: <(command) is /dev/fd/63."""
     path = local_path(source)
     exists = os.path.exists(path) and not path.is_dir()
     return source == STDIN or (not path.suffix and exists and is_pipe(source))
@@ -249,11 +242,7 @@ def _open_url(url: str) -> Iterator[io.BufferedReader]:
 def open_bytes(
     name: str | Path, bytes_read: BytesRead | None = None
 ) -> Iterator[io.BufferedReader]:
-    """Open a file or a URL, decompressing it by its suffix; `bytes_read` is kept up to date.
-
-    Raises:
-        ResourceError: it cannot be opened or read.
-    """
+    """Open a file or URL, decompress it by its suffix, count its bytes. Raises ResourceError."""
     bytes_read, path = bytes_read or BytesRead(), local_path(name)
     with read_errors(name), _open_url(str(name)) if is_url(name) else path.open("rb") as raw:
         # Neither a pipe nor a file at a URL has a position.
@@ -347,11 +336,7 @@ def decode_lines(
 
 
 def standard_input() -> Iterator[tuple[int, str]]:
-    """Yield the lines of standard input; errors as `decode_lines`.
-
-    Raises:
-        ResourceError: standard input is closed.
-    """
+    """Yield the lines of standard input as `decode_lines`. Raises ResourceError if it is closed."""
     if sys.stdin is None:
         raise ResourceError("is closed", where=STANDARD_INPUT, fix="Name a file to read.")
     if sys.stdin.buffer.isatty():  # a program that waits in silence seems to compute

@@ -82,11 +82,7 @@ class Specials:
 
 
 def find_specials(backend: Backend, config: Mapping[str, Any], location: Path | str) -> Specials:
-    """Find the special tokens that the configuration names, or else the customary ones.
-
-    Raises:
-        TokenizerError: special tokens are missing.
-    """
+    """Find the special tokens by configured or customary names. Raises TokenizerError."""
     size = backend.get_vocab_size()
     if size < len(NAMES):
         message = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens"
@@ -135,11 +131,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def flag(config: Mapping[str, Any], file: Path, key: str, default: D) -> bool | D:
-    """Return a setting of the tokenizer in `file`; null means the default.
-
-    Raises:
-        TokenizerError: it is neither true nor false.
-    """
+    """Return a setting, by default if null. Raises TokenizerError unless it is true or false."""
     match config.get(key):
         case None:
             return default
@@ -723,11 +715,7 @@ class JapaneseWords:
         }
 
     def attach(self, backend: Backend) -> Backend:
-        """Return a copy of a backend that divides words by MeCab.
-
-        Raises:
-            ResourceError: MeCab or its dictionary is not installed.
-        """
+        """Copy a backend, dividing words by MeCab. Raises ResourceError if it is not installed."""
         with optional("ja", "dividing Japanese words"):
             import fugashi
 
@@ -783,11 +771,7 @@ def japanese_backend(vocab: Mapping[str, int], words: JapaneseWords, unknown: st
 
 
 def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
-    """Read the settings of a folder with this class.
-
-    Raises:
-        TokenizerError: words are divided in a way that is not supported.
-    """
+    """Read the settings of such a folder. Raises TokenizerError for another division into words."""
     word = config.get("word_tokenizer_type") or "basic"
     subword = config.get("subword_tokenizer_type") or "wordpiece"
     kwargs = config.get("mecab_kwargs") or {}

@@ -233,11 +233,7 @@ def _open(
     tokenizer_class: classes.TokenizerClass | None,
     words: classes.JapaneseWords | None,
 ) -> Opened:
-    """Return the backend, and the pipeline to apply if the file does not contain one.
-
-    Args:
-        tokenizer_class: the class of the folder, if it reads this file.
-    """
+    """Return the backend of a file of this class, and the pipeline to apply if it holds none."""
     match file.suffix:
         case ".txt":
             lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")

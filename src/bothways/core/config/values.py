@@ -38,11 +38,7 @@ def nest(values: Tree) -> dict[str, Any]:
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the tree of texts such as "encoder.depth=6"; later texts win.
-
-    Raises:
-        ConfigError: a text without a key or "=".
-    """
+    """Return the tree of texts such as "encoder.depth=6"; errors as `split_overrides`."""
     return nest(split_overrides(texts))
 
 
@@ -86,11 +82,7 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
 
 
 def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Return a tree in which settings under an alias have their own name.
-
-    Raises:
-        ConfigError: a setting is given under two names.
-    """
+    """Replace the aliases of settings. Raises ConfigError if a setting is given under two names."""
     renamed: dict[str, Any] = {}
     for name, value in tree.items():
         path = aliases.get(name, name)
@@ -163,11 +155,7 @@ NONE = "none"
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Return the tree in a TOML file.
-
-    Raises:
-        ConfigError: the file does not exist, cannot be read, or is not TOML.
-    """
+    """Return the tree in a TOML file. Raises ConfigError if it cannot be read, or is not TOML."""
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         tree: dict[str, Any] = parser.loads(file.read_text(encoding="utf-8-sig"))
