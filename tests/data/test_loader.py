@@ -435,11 +435,6 @@ def test_steps_and_tokens_of_a_ramp_are_those_of_its_budgets(ramp):
         assert ramp.tokens(steps) == pytest.approx(read, rel=0.01)
 
 
-def test_steps_of_a_ramp_are_the_integral_of_its_budgets():
-    """With budgets a + (b − a)·r/R after r tokens, R tokens take ∫ dr/budget = R/(b − a)·ln(b/a) steps."""
-    assert TokenRamp(20, 200, 20_000).steps(20_000) == pytest.approx(20_000 / 180 * np.log(10))
-
-
 def test_each_step_of_a_ramp_has_the_budget_of_the_tokens_before_it():
     start, end, over = 20, 200, 2_000
     loader = Loader(
@@ -508,12 +503,6 @@ def test_every_sequence_is_dealt_once_and_fills_the_budget(lengths, world, budge
         # Longest first, and of equal ones the earlier first.
         assert mine == sorted(mine, key=lambda place: (-lengths[place], place))
     assert max(totals) - min(totals) <= max(lengths)
-
-
-def test_dealing_by_hand():
-    assert deal([3, 9, 5, 5, 1], 2, 9) == [[[1], [3, 4]], [[2, 0], []]]
-    assert deal([4, 5], 1, 9) == [[[1, 0]]]
-    assert deal([4], 3, 10) == [[[0]], [[]], [[]]]
 
 
 # --- ahead in processes

@@ -72,14 +72,6 @@ def test_train_says_that_it_removes_accents(tmp_path, capsys):
     assert "note:" not in capsys.readouterr().err
 
 
-def test_train_says_what_it_left_out(tmp_path, capsys, text):
-    options = ["--size", 9000, "--ceiling", 0.01, "--seed", 5]
-    run("train", text, text.with_name("*.txt"), "--out", tmp_path / "out", *options)
-    said = " ".join(capsys.readouterr().err.split())
-    assert "(the text has no more candidates for the requested 9,000)" in said
-    assert re.search(r"\(\d+\.\d%\) of [\d,]+ characters", said)
-
-
 def test_train_refuses_a_folder_in_use_and_leaves_it(tmp_path, text):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("keep")

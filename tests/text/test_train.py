@@ -10,20 +10,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
 
-import bothways
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text import trainers
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_classes import bert
-from bothways.text.tokenizer_files import bert_backend
 from bothways.text.trainers import (
     ByteBPE,
-    Sample,
     Unigram,
     WordPiece,
-    _normal_characters,
     _steady,
     characters_of,
     learn,
@@ -31,8 +25,7 @@ from bothways.text.trainers import (
     sample_languages,
     train_vocabulary,
 )
-from commands import run_line
-from toy_text import BERT_NAMES, hostile, pseudo_text, save_and_open
+from toy_text import BERT_NAMES, pseudo_text, save_and_open
 
 TEXT = pseudo_text(4000, seed=1)
 KINDS = [
@@ -130,14 +123,6 @@ def test_the_alphabet_keeps_the_most_frequent_characters():
     kept = sorted(counts, key=lambda c: (-counts[c], c))[:12]
     tokenizer = train_vocabulary(TEXT, WordPiece(size=200, alphabet=12))
     assert {token for token in tokenizer.backend.get_vocab() if len(token) == 1} == set(kept)
-
-
-@given(text=hostile)
-def test_characters_are_counted_as_the_normaliser_leaves_them(text):
-    for pipeline in (bert(), bert(False, strip_accents=True, cjk=False)):
-        backend = bert_backend({}, pipeline)
-        expected = Counter(c for c in backend.normalizer.normalize_str(text) if not c.isspace())
-        assert _normal_characters(Sample(((text,),), len(text), len(text)), backend) == expected
 
 
 def test_options_of_word_piece_reach_the_file(trained):
@@ -256,16 +241,6 @@ def test_a_setting_out_of_range_is_refused(make, where, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make()
     assert caught.value.where == where
-
-
-def test_a_ceiling_that_is_no_number(tmp_path, tokenizer):
-    (tmp_path / "text.txt").write_text("a film\n")
-    tokenizer.save(tmp_path / "t")
-    words = ["tokenizer", "report", tmp_path / "text.txt", "--tokenizer", tmp_path / "t"]
-    with pytest.raises(ConfigError, match="ceiling: must be a number of millions"):
-        run_line(*words, "--ceiling", math.inf)
-    with pytest.raises(ConfigError, match="ceiling: must be a number of millions"):
-        bothways.train_tokenizer(tmp_path / "text.txt", ceiling=math.inf, progress=False)
 
 
 def test_all_is_kept_that_fits():

@@ -204,56 +204,12 @@ def test_a_confusion_is_as_dark_as_its_share_of_the_row():
     assert axes.get_ylim() == (1.5, -0.5)  # the first row is the upper one
 
 
-def test_counts_of_a_confusion_are_in_the_picture_or_in_a_table_and_not_twice(monkeypatch):
-    monkeypatch.setattr(html, "draw", lambda chart: "")
-    for labels, table in ((8, "unseen"), (9, "wide")):
-        names = [f"label {number}" for number in range(labels)]
-        confusion = sections.ConfusionMatrix("Mixed up", names, [[1] * labels] * labels)
-        report = sections.Report("A title", "A headline", "", [confusion])
-        assert f'<section class="{table}">' in to_html(report)
-        picture = axes_of(html._draw_confusion, confusion)
-        assert bool(picture.texts) == (table == "unseen")
-
-
-def heights_of_texts(svg: str) -> dict[str, float]:
-    """Return the vertical position of each text of a chart, from above."""
-    found = re.findall(
-        r'<text [^>]*?(?:y="([-\d.]+)"|translate\([-\d.]+ ([-\d.]+)\))[^>]*>([^<]*)', svg
-    )
-    return {text: float(y or shifted) for y, shifted, text in found}
-
-
-def test_labels_of_close_baselines_are_lines_of_their_own():
-    close = {"majority": 0.501, "words": 0.502, "words and pairs": 0.503}
-    groups = {"pre-trained": [0.64, 0.65], "random": [0.5, 0.51]}
-    svg = draw(sections.ComparisonChart("", "accuracy", groups, close, percent=True))
-    heights = heights_of_texts(svg)
-    lines = sorted(heights[name] for name in [*close, "random", "accuracy"])
-    assert np.diff(lines).min() > 10  # of letters of 9 pt
-    assert svg.count("fill: var(--card)") == 5  # behind two means and three names
-
-
-def test_a_legend_is_below_its_curves(drawn):
-    heights = heights_of_texts(drawn[1])
-    assert heights["unigram, 6.470"] > heights[CURVES.x_label] > heights[CURVES.y_label]
-    alone = sections.Curves("Rate", "steps", "rate", [sections.Line("rate of all", [0, 1], [1, 2])])
-    assert "rate of all" not in draw(alone)
-
-
 def test_names_are_in_the_legend_whatever_their_letters():
     """matplotlib leaves out "_name", and warns of letters that its own font lacks."""
     names = ("训练", "_run", "$x$")
     lines = [sections.Line(name, [1, 2], [1, at]) for at, name in enumerate(names)]
     svg = draw(sections.Curves("Loss", "steps", "nats", lines, {"_基线": 1.5}))
     assert [name for name in (*names, "_基线") if name not in svg] == []
-
-
-def test_a_scale_of_percentages_does_not_magnify_a_tenth_of_a_point():
-    chart = sections.ComparisonChart("", "m", {"a": [0.5], "b": [0.501]}, percent=True)
-    left, right = axes_of(html._draw_comparison, chart).get_xlim()
-    assert right - left == pytest.approx(0.05)
-    assert left < 0.5
-    assert right > 0.501
 
 
 def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():

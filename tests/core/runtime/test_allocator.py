@@ -97,17 +97,6 @@ def test_nothing_is_asked_for_that_counts_at_once():
     assert elsewhere(large_pages, True) == [False] * 4
 
 
-@glibc
-def test_under_strict_accounting_all_counts_and_where_nobody_tells(monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "_OVERCOMMIT", tmp_path / "setting")
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
-    counted = [process._is_counted()]
-    for setting in ("0", "1", "2"):
-        process._OVERCOMMIT.write_text(f"{setting}\n")
-        counted.append(process._is_counted())
-    assert counted == [True, False, False, True]
-
-
 def allocations(connection):
     """Build a model and predict with it; which settings of the allocator were asked for."""
     from bothways.core.batch import Batch, Layout
