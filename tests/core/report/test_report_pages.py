@@ -21,32 +21,24 @@ from bothways.core.terminal import show_lines
 from bothways.tasks import predictions
 
 HOSTILE = "<script>alert('x')</script> & $x^2$"
-COMPARISON = sections.ComparisonChart(
-    "Which wins?",
-    "accuracy",
-    {"pre-trained": [0.75, 0.77, 0.79], f"scratch {HOSTILE}": [0.5]},
-    {"coin": 0.5},
-    percent=True,
-)
-CURVES = sections.Curves(
-    "Loss curve",
-    "tokens",
-    "nats",
-    [sections.Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])],
-    {"unigram": 6.47},
-)
+RUNS = {"pre-trained": [0.75, 0.77, 0.79], f"scratch {HOSTILE}": [0.5]}
+COMPARISON = sections.ComparisonChart("Which wins?", "accuracy", RUNS, {"coin": 0.5}, percent=True)
+LOSSES = sections.Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])
+CURVES = sections.Curves("Loss curve", "tokens", "nats", [LOSSES], {"unigram": 6.47})
+POINT = [sections.Line("one point", [1], [0.25])]
+SHARES = sections.Curves("Shares", "tokens", "share", POINT, percent=True, note="a note to curves")
 CONFUSION = sections.ConfusionMatrix(
     "Mixed up", ["yes", HOSTILE], [[12345, 1], [2, 7]], note="a note to confusions"
 )
+LINE = ((0, 0), (1, 1))
 SCATTER = sections.Scatter(
-    "A cloud",
-    "true",
-    "predicted",
-    [0.0, 1.0],
-    [0.5, 0.75],
-    ((0, 0), (1, 1)),
-    note="a note to a cloud",
+    "A cloud", "true", "predicted", [0.0, 1.0], [0.5, 0.75], LINE, note="a note to a cloud"
 )
+GUESSES = [sections.ReportGuess("cat", 0.5, True), sections.ReportGuess(HOSTILE, 0.25, False)]
+EXAMPLE = sections.ReportExample(["the ", sections.Marked("[MASK]"), " sat"], "cat", GUESSES)
+SECONDS = [["read", 12.5], ["all", 12345]]
+STAGES = TableSection("Stages", ["stage", "seconds"], SECONDS, total=True, note="a note to a table")
+SETTINGS = TableSection("Settings", ["name", "value"], [["width", 256], ["empty", None]])
 REPORT = sections.Report(
     title="A title",
     headline=f"It works {HOSTILE}",
@@ -55,45 +47,13 @@ REPORT = sections.Report(
         sections.KeyFigures([sections.KeyFigure("accuracy", "77.0 %", "± 2.0")]),
         COMPARISON,
         CURVES,
-        sections.Curves(
-            "Share curve",
-            "tokens",
-            "share",
-            [sections.Line("one point", [1], [0.25])],
-            percent=True,
-            note="a note to curves",
-        ),
-        sections.TableSection(
-            "Stages",
-            ["stage", "seconds"],
-            [["read", 12.5], ["all", 12345]],
-            total=True,
-            note="a note to a table",
-        ),
+        SHARES,
+        STAGES,
         CONFUSION,
         SCATTER,
-        sections.ExampleSection(
-            "Filled",
-            [
-                sections.ReportExample(
-                    ["the ", sections.Marked("[MASK]"), " sat"],
-                    "cat",
-                    [
-                        sections.ReportGuess("cat", 0.5, True),
-                        sections.ReportGuess(HOSTILE, 0.25, False),
-                    ],
-                )
-            ],
-        ),
+        sections.ExampleSection("Filled", [EXAMPLE]),
         sections.Prose("Why", ["First paragraph.", "Second paragraph."]),
-        sections.Details(
-            "More",
-            [
-                sections.TableSection(
-                    "Settings", ["name", "value"], [["width", 256], ["empty", None]]
-                )
-            ],
-        ),
+        sections.Details("More", [SETTINGS]),
     ],
     colophon="made by a test",
 )
@@ -251,25 +211,25 @@ def test_terminal_shows_the_same_figures_but_no_details():
     assert "Settings" not in text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (3, "3"),
-        (1234567, "1,234,567"),
-        (0.123456, "0.1235"),
-        (98765.4, "98,765.4"),
-        (2.0, "2.000"),
-        (0.0, "0.0000"),
-        (600.0, "600"),
-        (-1.5, "-1.500"),
-        (0.9, "0.9000"),
-        (12.5, "12.50"),
-        (0.000123456, "0.0001235"),
-        (float("nan"), "nan"),
-    ],
-)
-def test_numbers_are_readable(value, text):
-    assert sections.readable_number(value) == text
+def test_numbers_are_readable():
+    numbers = [
+        3,
+        1234567,
+        0.123456,
+        98765.4,
+        2.0,
+        0.0,
+        600.0,
+        -1.5,
+        0.9,
+        12.5,
+        0.000123456,
+        math.nan,
+    ]
+    assert [*map(sections.readable_number, numbers)] == [
+        "3", "1,234,567", "0.1235", "98,765.4", "2.000", "0.0000", "600", "-1.500", "0.9000",
+        "12.50", "0.0001235", "nan",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
