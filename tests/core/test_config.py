@@ -55,11 +55,10 @@ def _without_none(value: object) -> object:
             return value
 
 
-@given(
-    st.dictionaries(
-        st.text(), plain | st.lists(plain) | st.dictionaries(st.text(), plain | st.lists(plain))
-    )
-)
+flat = plain | st.lists(plain)
+
+
+@given(st.dictionaries(st.text(), flat | st.dictionaries(st.text(), flat)))
 def test_toml_is_read_as_it_was_written(tree):
     assert tomllib.loads(write_toml(tree)) == _without_none(tree)
 
@@ -84,15 +83,9 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
     file.write_text(
         'seed = 1\ndata_copies = 3\n[training]\nuntil = "2 epochs"\nschedule = "constant"\n[encoder]\ndepth = 5\n'
     )
-    config = configs.load(
-        PretrainConfig,
-        base=BASE,
-        file=file,
-        overrides=["seed=2", "training.schedule.warmup=5 steps", "encoder.depth=6"],
-    )
-    assert config.seed == 2
-    assert config.data_copies == 3
-    assert config.training.until == Epochs(2.0)
+    overrides = ["seed=2", "training.schedule.warmup=5 steps", "encoder.depth=6"]
+    config = configs.load(PretrainConfig, base=BASE, file=file, overrides=overrides)
+    assert (config.seed, config.data_copies, config.training.until) == (2, 3, Epochs(2.0))
     assert config.training.schedule == Constant(Steps(5))
     assert config.encoder == dataclasses.replace(BASE.encoder, depth=6)
     assert config.objective == BASE.objective
@@ -190,11 +183,7 @@ def test_none_drops_earlier_settings_of_its_table():
     [
         ("lenght = 3", [], "run.toml: lenght: unknown key"),
         ("[training]\nclip = 1", ["training.ema=0.9"], "run.toml: training.clip: unknown key"),
-        (
-            "[training.schedule]\nwarmup = 'soon'",
-            ["training.until=2 epochs"],
-            "run.toml: training.schedule.warmup: ",
-        ),
+        ("[training.schedule]\nwarmup = 'soon'", [], "run.toml: training.schedule.warmup: "),
         ('batch = "examples"', ["seed=1"], "run.toml: batch.n: is missing"),
         ("data_copies = 3", ["seed=x"], "seed: 'x' is given"),
         ("seed = 1", ["seed=x"], "seed: 'x' is given"),

@@ -27,12 +27,8 @@ with lock_folder(Path(sys.argv[1])):
 def holder(tmp_path) -> subprocess.Popen[str]:
     """Another process that holds the folder `tmp_path`/a."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "a")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "a")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     with process, process.stdout:
         assert process.stdout.readline() == "held\n"
         yield process

@@ -223,22 +223,16 @@ write_corpus(read_documents([text]), Tokenizer.load(tokenizer), out, cleaning=cl
 
 
 def write_jsonl(path: Path, documents: list[Document]) -> Path:
-    path.write_text(
-        "".join(json.dumps({"text": document.text}) + "\n" for document in documents),
-        encoding="utf-8",
-    )
+    lines = (json.dumps({"text": document.text}) for document in documents)
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 
+SLOW = pytest.param(1, "finding near-duplicates", marks=pytest.mark.slow)
+
+
 @pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize(
-    ("workers", "last_words"),
-    [
-        (2, "encoding"),
-        pytest.param(1, "finding near-duplicates", marks=pytest.mark.slow),
-        (1, "merging"),
-    ],
-)
+@pytest.mark.parametrize(("workers", "last_words"), [(2, "encoding"), SLOW, (1, "merging")])
 def test_a_killed_build_goes_on(tmp_path, tokenizer, workers, last_words):
     text, out = tmp_path / "a.jsonl", tmp_path / "out"
     write_jsonl(text, with_copies(some_documents(200)))

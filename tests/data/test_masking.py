@@ -116,12 +116,9 @@ def test_the_number_of_predictions_is_googles():
     anything=st.booleans(),
 )
 def test_what_is_hidden_is_told_and_the_rest_is_left(seed, rate, most, words, anything):
-    masking = Masking(
-        rate,
-        WholeWords() if words else SingleTokens(),
-        max_predictions=most,
-        replacements=AnyToken() if anything else OrdinaryToken(),
-    )
+    replacements = AnyToken() if anything else OrdinaryToken()
+    unit = WholeWords() if words else SingleTokens()
+    masking = Masking(rate, unit, max_predictions=most, replacements=replacements)
     sequence = some_sequence(np.random.default_rng(seed))
     before = sequence.ids.copy()
     masked = mask_tokens(sequence, masking, vocabulary(), rng(seed, "mask"))

@@ -46,21 +46,12 @@ def numbered(first: int, **flags: bool) -> dict[str, Any]:
 
 EXTRA: list[dict[str, dict[str, Any]]] = [
     {"added_tokens.json": {"Foo": 1, "[X1]": 0}},
-    {
-        "added_tokens.json": {"[X1]": 0, "Foo": 1},
-        CONFIG: {"extra_special_tokens": ["[X1]"]},
-    },
+    {"added_tokens.json": {"[X1]": 0, "Foo": 1}, CONFIG: {"extra_special_tokens": ["[X1]"]}},
     {"special_tokens_map.json": {"additional_special_tokens": ["[X1]", "Foo"]}},
     {CONFIG: {"additional_special_tokens": ["[X1]", "Foo"]}},
     {CONFIG: {"extra_special_tokens": ["[X1]", "Foo"]}},  # of version 5
     {CONFIG: {"extra_special_tokens": {"one_token": "[X1]", "two_token": "Foo"}}},
-    {
-        CONFIG: {
-            "eos_token": "Foo",
-            "bos_token": "[X1]",
-            "extra_special_tokens": ["[MASK]", "[X2]"],
-        }
-    },
+    {CONFIG: {"eos_token": "Foo", "bos_token": "[X1]", "extra_special_tokens": ["[MASK]", "[X2]"]}},
     {CONFIG: {"added_tokens_decoder": numbered(0)}},
     {CONFIG: {"added_tokens_decoder": numbered(0, lstrip=True, normalized=False)}},
     {CONFIG: {"added_tokens_decoder": numbered(0, rstrip=True)}},
@@ -117,13 +108,9 @@ LAYOUTS: dict[Callable[[Path], None], int] = {
 }
 """The layouts of a folder, and the tokens of each."""
 TEXTS = [
-    "a [X1] Foo b",
-    "[X1]Foo [X1]",
-    " foo  [x1] [X1]\n\tFoo.Foo xFoo",
-    "hello [X1] [MASK]Foo[X2] é",
-    "",
-    "FOO <mask> <s>",
-]
+    "a [X1] Foo b", "[X1]Foo [X1]", " foo  [x1] [X1]\n\tFoo.Foo xFoo", "hello [X1] [MASK]Foo[X2] é",
+    "", "FOO <mask> <s>",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -53,13 +53,10 @@ PIECES = [
     *((letter, -6.0 - number / 50) for number, letter in enumerate(LETTERS)),
 ]
 Pieces = list[tuple[str, float]]
-DEBERTA_NAMES = {
-    "<s>": "[CLS]",
-    "<pad>": "[PAD]",
-    "</s>": "[SEP]",
-    "<unk>": "[UNK]",
-    "<mask>": "[MASK]",
-}
+ROBERTA_NAMES = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+DEBERTA_NAMES = dict(
+    zip(ROBERTA_NAMES, ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), strict=True)
+)
 DEBERTA_HEAD = [("[PAD]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[UNK]", 0.0)]
 DEBERTA = [*DEBERTA_HEAD, *PIECES, ("[MASK]", 0.0)]
 ALBERT = [("<pad>", 0.0), ("<unk>", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0), *PIECES]
@@ -126,13 +123,8 @@ def write_bytes_layout(folder: Path, **names: Any) -> Path:
     return folder
 
 
-MASK = {
-    "content": "<mask>",
-    "lstrip": True,
-    "rstrip": False,
-    "normalized": False,
-    "single_word": False,
-}
+MASK = dict.fromkeys(("rstrip", "normalized", "single_word"), False)
+MASK |= {"content": "<mask>", "lstrip": True}
 
 
 @pytest.fixture(scope="module")

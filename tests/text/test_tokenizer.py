@@ -35,13 +35,8 @@ SETTINGS = [
 ]
 TOKENS = bert_tokens()
 ASCII_CASES = [
-    "Hello, playing world!",
-    "",
-    " ",
-    "don't [MASK] it",
-    "naïve e\u0301 中文字 x",
-    "\x00a\u200bb [UNK]",
-]
+    "Hello, playing world!", "", " ", "don't [MASK] it", "naïve e\u0301 中文字 x", "\x00a\u200bb [UNK]",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +121,8 @@ def test_saved_bert_opens_in_transformers_with_the_same_ids(tmp_path, pairs, num
 
 def test_special_tokens_by_the_names_of_the_configuration(tmp_path):
     tokens = ["<blank>", "?", "<begin>", "<end>", "<hole>", "a", "b"]
-    names = {
-        "pad_token": "<blank>",
-        "unk_token": "?",
-        "cls_token": {"content": "<begin>"},
-        "sep_token": "<end>",
-        "mask_token": "<hole>",
-    }
+    uses = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    names = dict(zip(uses, tokens, strict=False)) | {"cls_token": {"content": "<begin>"}}
     ours = Tokenizer.load(write_vocabulary(tmp_path / "in", tokens, **names))
     assert ours.specials == Specials(pad=0, unknown=1, cls=2, sep=3, mask=4)
     assert ours.encode(["a<hole>x b"])[0].tolist() == [5, 4, 1, 6]

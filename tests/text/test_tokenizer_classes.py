@@ -269,18 +269,13 @@ def test_japanese_words_need_their_extra(tmp_path, monkeypatch):
     assert "bothways[ja]" in str(caught.value.fix)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("word_tokenizer_type", "mecab"),
-        ("do_basic_tokenize", False),
-        ("never_split", ["x"]),
-        ("split_special_tokens", True),
-    ],
-)
-def test_settings_of_another_class_are_refused(key, value, tmp_path):
+FOREIGN = {"word_tokenizer_type": "mecab", "never_split": ["x"], "do_basic_tokenize": False}
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+def test_settings_of_another_class_are_refused(key, tmp_path):
     with pytest.raises(TokenizerError, match=f"'{key}' is .* BertTokenizer") as caught:
-        Tokenizer.load(words(tmp_path, "BertTokenizer", "bert", **{key: value}))
+        Tokenizer.load(words(tmp_path, "BertTokenizer", "bert", **{key: FOREIGN[key]}))
     assert caught.value.where == tmp_path / "tokenizer_config.json"
 
 
@@ -395,13 +390,10 @@ LOST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"post_processor": LOST},
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": BROKEN_MAP}},
-    ],
-)
+PRECOMPILED = {"type": "Precompiled", "precompiled_charsmap": BROKEN_MAP}
+
+
+@pytest.mark.parametrize("parts", [{"post_processor": LOST}, {"normalizer": PRECOMPILED}])
 @pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
 def test_a_panic_of_the_library_is_an_error_of_the_file(parts, name, tmp_path):
     folder = changed(tmp_path, **parts)

@@ -1,5 +1,6 @@
 """What is freed is kept, and what is taken lies in large pages."""
 
+import functools
 import multiprocessing
 import platform
 import resource
@@ -72,12 +73,8 @@ def large_pages(connection, limited):
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (2**33, most))
     asked = []
-    for step in (
-        lambda: None,
-        tune_allocator,
-        lambda: give_back(torch.device("cpu")),
-        tune_allocator,
-    ):
+    returned = functools.partial(give_back, torch.device("cpu"))
+    for step in (int, tune_allocator, returned, tune_allocator):
         step()
         asked.append(asks_for_large_pages(torch.ones(2**22)))
     connection.send(asked)

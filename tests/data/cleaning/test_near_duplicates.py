@@ -162,20 +162,12 @@ def test_a_band_that_many_dissimilar_texts_share_is_limited(monkeypatch):
     assert found.tolist() == [5]
 
 
-@pytest.mark.parametrize(
-    ("settings", "where"),
-    [
-        ({"threshold": 0.0}, "threshold"),
-        ({"threshold": 1.5}, "threshold"),
-        ({"threshold": 0.01}, "threshold"),
-        ({"shingle": 0}, "shingle"),
-        ({"permutations": 5000}, "permutations"),
-    ],
-)
-def test_wrong_settings_are_refused(settings, where):
-    with pytest.raises(ConfigError) as caught:
-        NearDuplicates(**settings)
-    assert caught.value.where == where
+@pytest.mark.parametrize("threshold", [0.0, 1.5, 0.01])
+def test_wrong_settings_are_refused(threshold):
+    for name, value in {"threshold": threshold, "shingle": 0, "permutations": 5000}.items():
+        with pytest.raises(ConfigError) as caught:
+            NearDuplicates(**{name: value})
+        assert caught.value.where == name
 
 
 def test_bands_find_a_pair_at_the_threshold():
