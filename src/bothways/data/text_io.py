@@ -56,11 +56,9 @@ out with a warning."""
 _HEAD = 8192
 _BLOCK = 1 << 17
 _OTHER_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
+    codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16",
+}  # fmt: skip
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 SAVE_AS_CSV = "Of a spreadsheet, save each table as CSV UTF-8, with commas."
 """Advice for files of Excel, whatever their name."""

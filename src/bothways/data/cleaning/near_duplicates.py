@@ -182,14 +182,8 @@ class NearDuplicates:
     @property
     def bands(self) -> tuple[int, int]:
         """The number of bands and of rows of each: the most rows that find a pair often enough."""
-        return max(
-            (
-                (self.permutations // rows, rows)
-                for rows in range(1, self.permutations + 1)
-                if retrieval_probability(self.threshold, self.permutations // rows, rows) >= FOUND
-            ),
-            key=lambda shape: shape[1],
-        )
+        shapes = ((self.permutations // rows, rows) for rows in range(self.permutations, 0, -1))
+        return next(x for x in shapes if retrieval_probability(self.threshold, *x) >= FOUND)
 
 
 def retrieval_probability(similarity: float, bands: int, rows: int) -> float:
