@@ -128,28 +128,25 @@ OTHER_ADAM = BertAdam(lr=5e-4, betas=(0.9, 0.98))
 FASTER = dataclasses.replace(BASE.training.optimizer, lr=3e-5)
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("encoder.depth=6", lambda c: c.encoder.depth == 6),
-        ("training.optimizer.lr=3e-5", lambda c: c.training.optimizer == FASTER),
-        ("training.optimizer=bert_adam", lambda c: c.training.optimizer == OTHER_ADAM),
-        ("training.optimizer.kind=bert_adam", lambda c: c.training.optimizer == OTHER_ADAM),
-        ("training.optimizer.betas=0.8, 0.9", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
-        ("training.optimizer.betas=[0.8, 0.9]", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
-        ("training.clip_norm=none", lambda c: c.training.clip_norm is None),
-        ("training.schedule.warmup=0.25", lambda c: c.training.schedule == Linear(0.25)),
-        ("training.schedule.warmup=30 minutes", lambda c: c.training.schedule.warmup == Hours(0.5)),
-        ("training.until=30 seconds", lambda c: c.training.until == Hours(30 / 3600)),
-        ("phases.0.length=64", lambda c: c.phases == (PretrainPhase(64),)),
-        ("objective.kind=masked_lm", lambda c: c.objective == MaskedLM(masking=Masking(0.4))),
-        (
-            "phases.0.share=0.9,phases.1.length=64,phases.1.share=0.1",
-            lambda c: c.phases == (PretrainPhase(128, 0.9), PretrainPhase(64, 0.1)),
-        ),
-        ("encoder.order=pre", lambda c: c.encoder.order == PreNorm()),
-    ],
-)
+@pytest.mark.parametrize(("override", "expected"), [
+    ("encoder.depth=6", lambda c: c.encoder.depth == 6),
+    ("training.optimizer.lr=3e-5", lambda c: c.training.optimizer == FASTER),
+    ("training.optimizer=bert_adam", lambda c: c.training.optimizer == OTHER_ADAM),
+    ("training.optimizer.kind=bert_adam", lambda c: c.training.optimizer == OTHER_ADAM),
+    ("training.optimizer.betas=0.8, 0.9", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
+    ("training.optimizer.betas=[0.8, 0.9]", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
+    ("training.clip_norm=none", lambda c: c.training.clip_norm is None),
+    ("training.schedule.warmup=0.25", lambda c: c.training.schedule == Linear(0.25)),
+    ("training.schedule.warmup=30 minutes", lambda c: c.training.schedule.warmup == Hours(0.5)),
+    ("training.until=30 seconds", lambda c: c.training.until == Hours(30 / 3600)),
+    ("phases.0.length=64", lambda c: c.phases == (PretrainPhase(64),)),
+    ("objective.kind=masked_lm", lambda c: c.objective == MaskedLM(masking=Masking(0.4))),
+    (
+        "phases.0.share=0.9,phases.1.length=64,phases.1.share=0.1",
+        lambda c: c.phases == (PretrainPhase(128, 0.9), PretrainPhase(64, 0.1)),
+    ),
+    ("encoder.order=pre", lambda c: c.encoder.order == PreNorm()),
+])  # fmt: skip
 def test_a_text_becomes_what_the_field_is(override, expected):
     assert expected(load(*(override.split(",") if "phases.1" in override else [override])))
 
@@ -178,19 +175,16 @@ def test_none_drops_earlier_settings_of_its_table():
     assert parse_overrides(words) == {"shuffle": "none", "shuffled": {"run": "1"}}
 
 
-@pytest.mark.parametrize(
-    ("text", "overrides", "where"),
-    [
-        ("lenght = 3", [], "run.toml: lenght: unknown key"),
-        ("[training]\nclip = 1", ["training.ema=0.9"], "run.toml: training.clip: unknown key"),
-        ("[training.schedule]\nwarmup = 'soon'", [], "run.toml: training.schedule.warmup: "),
-        ('batch = "examples"', ["seed=1"], "run.toml: batch.n: is missing"),
-        ("data_copies = 3", ["seed=x"], "seed: 'x' is given"),
-        ("seed = 1", ["seed=x"], "seed: 'x' is given"),
-        ("[training]\nseed = 1", ["training.clip=1"], "run.toml: training.seed: unknown key"),
-        ("[training]\nevaluate = '1 epochs'", ["training.clip=1"], "training.clip: unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("text", "overrides", "where"), [
+    ("lenght = 3", [], "run.toml: lenght: unknown key"),
+    ("[training]\nclip = 1", ["training.ema=0.9"], "run.toml: training.clip: unknown key"),
+    ("[training.schedule]\nwarmup = 'soon'", [], "run.toml: training.schedule.warmup: "),
+    ('batch = "examples"', ["seed=1"], "run.toml: batch.n: is missing"),
+    ("data_copies = 3", ["seed=x"], "seed: 'x' is given"),
+    ("seed = 1", ["seed=x"], "seed: 'x' is given"),
+    ("[training]\nseed = 1", ["training.clip=1"], "run.toml: training.seed: unknown key"),
+    ("[training]\nevaluate = '1 epochs'", ["training.clip=1"], "training.clip: unknown key"),
+])  # fmt: skip
 def test_a_mistake_in_a_file_names_the_file(text, overrides, where, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(text)
@@ -207,21 +201,18 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path):
         configs.load(PretrainConfig, base=BASE, file=file, overrides=["phases.2.length=48"])
 
 
-@pytest.mark.parametrize(
-    ("override", "where", "near"),
-    [
-        ("training.optimizer.decai=1", "training.optimizer.decai", "decay"),
-        ("training.optimizer.momentum=0.9", "training.optimizer.momentum", "optimizer.kind=muon"),
-        ("training.optimizer.kind=adam", "training.optimizer.kind", "adamw"),
-        ("training.optimizer=adam", "training.optimizer", "training.optimizer=adamw"),
-        ("lr=1e-3", "lr", "training.optimizer.lr"),
-        ("until=3 steps", "until", "training.until"),
-        ("masking.rate=0.3", "masking", "objective.masking"),
-        ("encoder=3", "encoder", "encoder.vocab=VALUE"),
-        ("phases=64", "phases", "phases.0.length="),
-        ("phases=[{lenght=64}]", "phases.0.lenght", "length"),
-    ],
-)
+@pytest.mark.parametrize(("override", "where", "near"), [
+    ("training.optimizer.decai=1", "training.optimizer.decai", "decay"),
+    ("training.optimizer.momentum=0.9", "training.optimizer.momentum", "optimizer.kind=muon"),
+    ("training.optimizer.kind=adam", "training.optimizer.kind", "adamw"),
+    ("training.optimizer=adam", "training.optimizer", "training.optimizer=adamw"),
+    ("lr=1e-3", "lr", "training.optimizer.lr"),
+    ("until=3 steps", "until", "training.until"),
+    ("masking.rate=0.3", "masking", "objective.masking"),
+    ("encoder=3", "encoder", "encoder.vocab=VALUE"),
+    ("phases=64", "phases", "phases.0.length="),
+    ("phases=[{lenght=64}]", "phases.0.lenght", "length"),
+])  # fmt: skip
 def test_mistakes_name_what_may_be_meant(override, where, near):
     with pytest.raises(ConfigError) as caught:
         load(override)
@@ -229,39 +220,36 @@ def test_mistakes_name_what_may_be_meant(override, where, near):
     assert near in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("override", "where"),
-    [
-        ("zzz=1", "zzz"),
-        ("encoder.depth=six", "encoder.depth"),
-        ("encoder.depth=2.5", "encoder.depth"),
-        ("encoder.depth=none", "encoder.depth"),
-        ("encoder.dropout.hidden=1.5", "encoder.dropout.hidden"),
-        ("encoder.heads=7", "encoder.heads"),
-        ("training.until=3 parsecs", "training.until"),
-        ("training.until.count=0", "training.until"),
-        ("training.precision=fp8", "training.precision"),
-        ("training.clip_norm=x", "training.clip_norm"),
-        ("training.optimizer.betas=0.9", "training.optimizer.betas"),
-        ("training.optimizer.betas=0.9,,0.98", "training.optimizer.betas"),
-        ("phases.2.length=64", "phases.2"),
-        ("phases.x=64", "phases.x"),
-        ("phases.00.length=64", "phases.00"),
-        (f"phases.{'9' * 5000}.length=64", f"phases.{'9' * 5000}"),
-        ("phases=[{length=64}", "phases"),
-        ("phases=[64]", "phases.0"),
-        ("phases.1.length=64", "phases"),
-        ("phases.0.length=100000", "phases.0.length"),
-        ("phases.0.share=0.5", "phases"),
-        ("objective.segments.cross=true", "objective.segments.cross"),
-        ("batch=examples", "batch.n"),  # a member that is not made of its name alone
-        ("seed", None),
-        (__file__, None),
-        ("=1", None),
-        ("a" * 5000, None),  # longer than the name of a file can be
-        ("encoder..depth=1", None),
-    ],
-)
+@pytest.mark.parametrize(("override", "where"), [
+    ("zzz=1", "zzz"),
+    ("encoder.depth=six", "encoder.depth"),
+    ("encoder.depth=2.5", "encoder.depth"),
+    ("encoder.depth=none", "encoder.depth"),
+    ("encoder.dropout.hidden=1.5", "encoder.dropout.hidden"),
+    ("encoder.heads=7", "encoder.heads"),
+    ("training.until=3 parsecs", "training.until"),
+    ("training.until.count=0", "training.until"),
+    ("training.precision=fp8", "training.precision"),
+    ("training.clip_norm=x", "training.clip_norm"),
+    ("training.optimizer.betas=0.9", "training.optimizer.betas"),
+    ("training.optimizer.betas=0.9,,0.98", "training.optimizer.betas"),
+    ("phases.2.length=64", "phases.2"),
+    ("phases.x=64", "phases.x"),
+    ("phases.00.length=64", "phases.00"),
+    (f"phases.{'9' * 5000}.length=64", f"phases.{'9' * 5000}"),
+    ("phases=[{length=64}", "phases"),
+    ("phases=[64]", "phases.0"),
+    ("phases.1.length=64", "phases"),
+    ("phases.0.length=100000", "phases.0.length"),
+    ("phases.0.share=0.5", "phases"),
+    ("objective.segments.cross=true", "objective.segments.cross"),
+    ("batch=examples", "batch.n"),  # a member that is not made of its name alone
+    ("seed", None),
+    (__file__, None),
+    ("=1", None),
+    ("a" * 5000, None),  # longer than the name of a file can be
+    ("encoder..depth=1", None),
+])  # fmt: skip
 def test_mistakes_name_their_path(override, where):
     with pytest.raises(ConfigError) as caught:
         load(override)
@@ -337,16 +325,12 @@ def test_paths_begin_with_the_place_that_is_given():
         configs.read(Holder, {"side": {"kind": ["left"]}})
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot be read: No such file"),
-        (b"a = = 1", "is not TOML: .*line 1"),
-        (b"\xff\xfe", "is not TOML"),
-        (b"a = " + b"[" * 100_000, "is not TOML"),
-    ],
-    ids=["missing", "wrong", "binary", "deep"],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "cannot be read: No such file"),
+    (b"a = = 1", "is not TOML: .*line 1"),
+    (b"\xff\xfe", "is not TOML"),
+    (b"a = " + b"[" * 100_000, "is not TOML"),
+], ids=["missing", "wrong", "binary", "deep"])  # fmt: skip
 def test_files_that_are_no_toml_are_named(tmp_path, content, message):
     file = tmp_path / "run.toml"
     if content is not None:
@@ -421,37 +405,31 @@ def plain(
     return folder, length, share, flag, device, rows
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"length": None, "share": 1, "flag": True},
-        {"length": np.int64(3), "share": np.float32(0.1), "flag": np.True_},
-        {"folder": Path("a"), "flag": 1},
-        {"folder": np.str_("a"), "flag": 0},
-        {"device": torch.device("cpu"), "rows": 3},
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    {"length": None, "share": 1, "flag": True},
+    {"length": np.int64(3), "share": np.float32(0.1), "flag": np.True_},
+    {"folder": Path("a"), "flag": 1},
+    {"folder": np.str_("a"), "flag": 0},
+    {"device": torch.device("cpu"), "rows": 3},
+])  # fmt: skip
 def test_arguments_of_their_kind_arrive_as_they_are(arguments):
     given = {"folder": "a", **arguments}
     expected = {"length": None, "share": 0.5, "flag": False, "device": "auto", "rows": []} | given
     assert plain(**given) == tuple(expected[name] for name in inspect.signature(plain).parameters)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"length": "3"}, "length: must be a whole number or None, not '3'"),
-        ({"length": 3.0}, "length: must be a whole number or None, not 3.0"),
-        ({"length": True}, "length: must be a whole number or None, not True"),
-        ({"share": True}, "share: must be a number, not True"),
-        ({"share": None}, "share: must be a number, not NoneType"),
-        ({"flag": "no"}, "flag: must be True or False, not 'no'"),
-        ({"flag": 2}, "flag: must be True or False, not 2"),
-        ({"flag": None}, "flag: must be True or False, not NoneType"),
-        ({"folder": 3}, "folder: must be a text or a path, not 3"),
-        ({"folder": 3, "length": "3"}, "folder: must be a text or a path, not 3"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"length": "3"}, "length: must be a whole number or None, not '3'"),
+    ({"length": 3.0}, "length: must be a whole number or None, not 3.0"),
+    ({"length": True}, "length: must be a whole number or None, not True"),
+    ({"share": True}, "share: must be a number, not True"),
+    ({"share": None}, "share: must be a number, not NoneType"),
+    ({"flag": "no"}, "flag: must be True or False, not 'no'"),
+    ({"flag": 2}, "flag: must be True or False, not 2"),
+    ({"flag": None}, "flag: must be True or False, not NoneType"),
+    ({"folder": 3}, "folder: must be a text or a path, not 3"),
+    ({"folder": 3, "length": "3"}, "folder: must be a text or a path, not 3"),
+])  # fmt: skip
 def test_the_first_argument_of_another_kind_is_named(arguments, message):
     with pytest.raises(ConfigError) as refused:
         plain(**{"folder": "a", **arguments})

@@ -62,17 +62,14 @@ def words_of(tokenizer: Tokenizer, sentence: str, words: Words) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("sentence", "words", "expected"),
-    [
-        ("他来到网易大厦", "jieba", "他 来到 网易 大厦"),
-        ("他 来到 网易 大厦", "spaces", "他 来到 网易 大厦"),
-        ("他来到网易大厦", by_two, "他来 到网 易大 厦"),
-        ("我爱New York的iPhone15。", "jieba", "我 爱 new york 的 iphone##15 。"),
-        ("我 爱 New York 的 iPhone15 。", "spaces", "我 爱 new york 的 iphone##15 。"),
-        ("", "spaces", ""),
-    ],
-)
+@pytest.mark.parametrize(("sentence", "words", "expected"), [
+    ("他来到网易大厦", "jieba", "他 来到 网易 大厦"),
+    ("他 来到 网易 大厦", "spaces", "他 来到 网易 大厦"),
+    ("他来到网易大厦", by_two, "他来 到网 易大 厦"),
+    ("我爱New York的iPhone15。", "jieba", "我 爱 new york 的 iphone##15 。"),
+    ("我 爱 New York 的 iPhone15 。", "spaces", "我 爱 new york 的 iphone##15 。"),
+    ("", "spaces", ""),
+])  # fmt: skip
 def test_words_begin_where_they_are_found(chinese, sentence, words, expected):
     assert words_of(chinese, sentence, words) == expected.split()
 
@@ -180,14 +177,11 @@ def test_the_mistake_of_whole_words_without_words_is_named(corpus, chinese, tmp_
     assert 'words="jieba" or words="spaces"' in str(finding)
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "message"),
-    [
-        ("ltp", ConfigError, "words: must be jieba, spaces or a function, not 'ltp'"),
-        (lambda text: [text], ConfigError, "must be a function that other processes can import"),
-        (wrong, DataError, r"do not spell the sentence '他来到"),
-    ],
-)
+@pytest.mark.parametrize(("words", "error", "message"), [
+    ("ltp", ConfigError, "words: must be jieba, spaces or a function, not 'ltp'"),
+    (lambda text: [text], ConfigError, "must be a function that other processes can import"),
+    (wrong, DataError, r"do not spell the sentence '他来到"),
+])  # fmt: skip
 def test_bad_words_are_refused(chinese, tmp_path, words, error, message):
     with pytest.raises(error, match=message):
         build(tmp_path / "c", chinese, words, PLAIN)

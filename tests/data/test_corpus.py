@@ -65,10 +65,8 @@ def some_documents(count: int, seed: int = 0) -> list[Document]:
         )
 
     def text() -> str:
-        return "\n".join(
-            " ".join(sentence() for _ in range(draw.randint(0, 4)))
-            for _ in range(draw.randint(1, 3))
-        )
+        lines = ([sentence() for _ in range(draw.randint(0, 4))] for _ in range(draw.randint(1, 3)))
+        return "\n".join(map(" ".join, lines))
 
     return [Document(text(), f"document {i}") for i in range(count)]
 
@@ -420,14 +418,11 @@ def test_a_full_disk(tmp_path, tokenizer, monkeypatch, writes):
 BROKEN = '{"text": "fine"}\n{"text": \n'
 
 
-@pytest.mark.parametrize(
-    ("text", "workers", "message"),
-    [
-        (BROKEN, 1, r"a\.jsonl:2: is not JSON"),
-        (BROKEN, 2, r"a\.jsonl:2: is not JSON"),
-        ('{"body": "fine"}\n', 1, r"a\.jsonl:1: has no column 'text'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "workers", "message"), [
+    (BROKEN, 1, r"a\.jsonl:2: is not JSON"),
+    (BROKEN, 2, r"a\.jsonl:2: is not JSON"),
+    ('{"body": "fine"}\n', 1, r"a\.jsonl:1: has no column 'text'"),
+])  # fmt: skip
 def test_a_refused_build_leaves_what_was_there_before(tmp_path, tokenizer, text, workers, message):
     source = tmp_path / "a.jsonl"
     source.write_text(text)
@@ -498,31 +493,28 @@ def value(name: str, dtype: type, index: int, new: int) -> Callable[[Path], obje
     return change
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (shutil.rmtree, "no such folder"),
-        (lambda folder: (shutil.rmtree(folder), folder.touch()), "is a file, not the folder of a"),
-        (file(MANIFEST, None), "is not a corpus, or is unfinished"),
-        (file(MANIFEST, b"{"), "manifest.json: is not JSON"),
-        (manifest(format="model"), "manifest.json: is not the manifest of a corpus"),
-        (manifest(version=7), "is a corpus of version 7; this program reads version 2"),
-        (manifest(counts={"documents": 1}), "manifest.json: is damaged at counts.sentences"),
-        (manifest(text=None), "manifest.json: is damaged at text"),
-        (manifest(files={}), "manifest.json: is damaged at files."),
-        (manifest(files={"../a": {"bytes": 1, "sha256": ""}}), "is damaged at files."),
-        (manifest(token_type="object"), "manifest.json: is damaged at token_type"),
-        (value("sentences.bin", np.uint64, 1, 10**6), "sentences.bin: holds offsets that contra"),
-        (value("sentences.bin", np.uint64, -1, 3), "sentences.bin: holds offsets that contradict"),
-        (value("documents.bin", np.uint64, 1, 0), "documents.bin: holds offsets that contradict"),
-        (value("tokens.bin", np.uint16, 0, 60_000), "tokens.bin: holds ids that the tokenizer"),
-        (file("sentences.bin", None), "sentences.bin: is missing"),
-        (file("tokens.bin", b"123"), "tokens.bin: has 3 bytes; the manifest says"),
-        (lambda folder: (folder / "vocab.txt").write_bytes(
-            (folder / "vocab.txt").read_bytes().replace(b"cat", b"dog")
-        ), "vocab.txt: has changed"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spoil", "message"), [
+    (shutil.rmtree, "no such folder"),
+    (lambda folder: (shutil.rmtree(folder), folder.touch()), "is a file, not the folder of a"),
+    (file(MANIFEST, None), "is not a corpus, or is unfinished"),
+    (file(MANIFEST, b"{"), "manifest.json: is not JSON"),
+    (manifest(format="model"), "manifest.json: is not the manifest of a corpus"),
+    (manifest(version=7), "is a corpus of version 7; this program reads version 2"),
+    (manifest(counts={"documents": 1}), "manifest.json: is damaged at counts.sentences"),
+    (manifest(text=None), "manifest.json: is damaged at text"),
+    (manifest(files={}), "manifest.json: is damaged at files."),
+    (manifest(files={"../a": {"bytes": 1, "sha256": ""}}), "is damaged at files."),
+    (manifest(token_type="object"), "manifest.json: is damaged at token_type"),
+    (value("sentences.bin", np.uint64, 1, 10**6), "sentences.bin: holds offsets that contra"),
+    (value("sentences.bin", np.uint64, -1, 3), "sentences.bin: holds offsets that contradict"),
+    (value("documents.bin", np.uint64, 1, 0), "documents.bin: holds offsets that contradict"),
+    (value("tokens.bin", np.uint16, 0, 60_000), "tokens.bin: holds ids that the tokenizer"),
+    (file("sentences.bin", None), "sentences.bin: is missing"),
+    (file("tokens.bin", b"123"), "tokens.bin: has 3 bytes; the manifest says"),
+    (lambda folder: (folder / "vocab.txt").write_bytes(
+        (folder / "vocab.txt").read_bytes().replace(b"cat", b"dog")
+    ), "vocab.txt: has changed"),
+])  # fmt: skip
 def test_a_folder_that_is_no_whole_corpus(tmp_path, tokenizer, spoil, message):
     write_corpus(some_documents(5), tokenizer, tmp_path / "c", workers=1)
     spoil(tmp_path / "c")
@@ -704,13 +696,9 @@ def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokeni
         assert note.startswith(expected)
     lines = read(Cleaning, {"terminal_punctuation": {}})
     menu, blank = Document("a menu", "made"), Document(" ", "made")
+    gopher = make_cleaning("gopher")
     for texts, cleaning, message, step in (
-        (
-            documents,
-            make_cleaning("gopher"),
-            "left out all 5 documents: word_count 5",
-            "word_count",
-        ),
+        (documents, gopher, "left out all 5 documents: word_count 5", "word_count"),
         ([menu], lines, "terminal_punctuation 1 lines, min_tokens 1", "terminal_punctuation"),
         ([blank], None, "no document with 1 tokens or more", None),
     ):

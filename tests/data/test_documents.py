@@ -90,15 +90,12 @@ def test_where_names_file_and_line(tmp_path):
     assert [document.where for document in read(path)] == [f"{path}:1", f"{path}:8"]
 
 
-@pytest.mark.parametrize(
-    ("boundary", "expected"),
-    [
-        (Boundary.AUTO, ["First line.\nSecond line.", "Another document."]),
-        (Boundary.BLANK, ["First line.\nSecond line.", "Another document."]),
-        (Boundary.LINE, ["First line.", "Second line.", "Another document."]),
-        (Boundary.FILE, ["First line.\nSecond line.\n\nAnother document."]),
-    ],
-)
+@pytest.mark.parametrize(("boundary", "expected"), [
+    (Boundary.AUTO, ["First line.\nSecond line.", "Another document."]),
+    (Boundary.BLANK, ["First line.\nSecond line.", "Another document."]),
+    (Boundary.LINE, ["First line.", "Second line.", "Another document."]),
+    (Boundary.FILE, ["First line.\nSecond line.\n\nAnother document."]),
+])  # fmt: skip
 def test_what_ends_a_document(tmp_path, boundary, expected):
     assert texts(write(tmp_path / "a.txt", TWO), boundary=boundary) == expected
 

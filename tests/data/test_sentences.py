@@ -11,20 +11,17 @@ from bothways.data import sentences
 from bothways.data.sentences import check_language, detect_language, split_sentences
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "expected"),
-    [
-        ("en", "Dr. Smith met Mr. J. R. Jones at 3 p.m. in the U.S. They talked.", 2),
-        ("en", "Prices rose by 3.5 per cent, e.g. in Fig. 3. Really?! Yes... No.", 4),
-        ("en", 'He said: "Go. Now." Then he left.', 2),
-        ("zh", "他说：“你好。我走了。”然后他走了！真的吗？是的。", 4),
-        ("auto", "数学是研究数量的学科。它有3.5个分支。好！", 3),
-        ("auto", "One. Two.", 2),
-        ("de", "Das ist z.B. Berlin. Und nun?", 2),
-        ("en", "", 0),
-        ("en", " \n\t\u3000\r\n", 0),
-    ],
-)
+@pytest.mark.parametrize(("language", "text", "expected"), [
+    ("en", "Dr. Smith met Mr. J. R. Jones at 3 p.m. in the U.S. They talked.", 2),
+    ("en", "Prices rose by 3.5 per cent, e.g. in Fig. 3. Really?! Yes... No.", 4),
+    ("en", 'He said: "Go. Now." Then he left.', 2),
+    ("zh", "他说：“你好。我走了。”然后他走了！真的吗？是的。", 4),
+    ("auto", "数学是研究数量的学科。它有3.5个分支。好！", 3),
+    ("auto", "One. Two.", 2),
+    ("de", "Das ist z.B. Berlin. Und nun?", 2),
+    ("en", "", 0),
+    ("en", " \n\t\u3000\r\n", 0),
+])  # fmt: skip
 def test_counts(language, text, expected):
     assert len(split_sentences(text, language)) == expected
 

@@ -297,19 +297,16 @@ def test_a_table_that_is_refused_leaves_no_open_file(tmp_path):
     assert path not in {str(link.resolve()) for link in Path("/proc/self/fd").glob("*")}
 
 
-@pytest.mark.parametrize(
-    ("first", "rows", "expected"),
-    [
-        (["A fine film.", "positive"], [["Dull.", "negative"], ["Good.", "positive"]], False),
-        (["Dull.", "0"], [["Good.", "1"]], False),
-        (["x" * 81, "a"], [["y", "b"]], False),
-        (["text", "0"], [["Good.", "1"]], True),
-        (["Bewertung", "Sterne"], [["Gut.", "5"]], True),
-        (["0", "1"], [["0.5", "0.25"]], True),
-        (["", "review", "stars"], [["0", "Good.", "5"]], True),
-        (["only", "header"], [], True),
-    ],
-)
+@pytest.mark.parametrize(("first", "rows", "expected"), [
+    (["A fine film.", "positive"], [["Dull.", "negative"], ["Good.", "positive"]], False),
+    (["Dull.", "0"], [["Good.", "1"]], False),
+    (["x" * 81, "a"], [["y", "b"]], False),
+    (["text", "0"], [["Good.", "1"]], True),
+    (["Bewertung", "Sterne"], [["Gut.", "5"]], True),
+    (["0", "1"], [["0.5", "0.25"]], True),
+    (["", "review", "stars"], [["0", "Good.", "5"]], True),
+    (["only", "header"], [], True),
+])  # fmt: skip
 def test_a_first_row_of_data_is_not_a_header(first, rows, expected):
     assert is_header(first, rows) is expected
 

@@ -35,21 +35,16 @@ def run(*arguments):
     run_line("tokenizer", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        (["--size", 300, "--no-lowercase", "--strip-accents", "--no-cjk", "--alphabet", 20, "--min-frequency", 3],
-         WordPiece(300, 3, lowercase=False, strip_accents=True, cjk=False, alphabet=20)),
-        (["--kind", "bpe", "--size", 400, "--no-prefix-space"], ByteBPE(400, prefix_space=False)),
-        (["--kind", "unigram", "--size", 150, "--longest", 5], Unigram(150, longest=5)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "kind"), [
+    (["--size", 300, "--no-lowercase", "--strip-accents", "--no-cjk", "--alphabet", 20, "--min-frequency", 3],
+     WordPiece(300, 3, lowercase=False, strip_accents=True, cjk=False, alphabet=20)),
+    (["--kind", "bpe", "--size", 400, "--no-prefix-space"], ByteBPE(400, prefix_space=False)),
+    (["--kind", "unigram", "--size", 150, "--longest", 5], Unigram(150, longest=5)),
+])  # fmt: skip
 def test_train_writes_what_train_returns(tmp_path, capsys, text, options, kind):
     run("train", text, "--out", tmp_path / "new" / "vocabulary", *options)
-    made, lines = (
-        Tokenizer.load(tmp_path / "new" / "vocabulary"),
-        text.read_text("utf8").split("\n"),
-    )
+    made = Tokenizer.load(tmp_path / "new" / "vocabulary")
+    lines = text.read_text("utf8").split("\n")
     assert made.fingerprint == train_vocabulary(lines, kind).fingerprint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "text.txt"]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["vocabulary"]

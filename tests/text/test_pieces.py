@@ -34,21 +34,18 @@ def test_looked_up_ids_are_the_backends(tokenizers, texts):
         assert rows == [encoding.ids for encoding in encodings]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"content": "mask", "lstrip": True, "normalized": True}, True),
-        ({"single_word": True}, True),
-        ({"rstrip": True}, False),
-        ({"content": "a\tb"}, False),
-        ({"normalizer": {"type": "NFC"}}, False),
-        ({"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, False),
-        ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, False),
-        ({"model": {"type": "BPE", "dropout": 0.1}}, False),
-        ({"model": {"type": "WordPiece"}}, False),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, True),
+    ({"content": "mask", "lstrip": True, "normalized": True}, True),
+    ({"single_word": True}, True),
+    ({"rstrip": True}, False),
+    ({"content": "a\tb"}, False),
+    ({"normalizer": {"type": "NFC"}}, False),
+    ({"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, False),
+    ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, False),
+    ({"model": {"type": "BPE", "dropout": 0.1}}, False),
+    ({"model": {"type": "WordPiece"}}, False),
+])  # fmt: skip
 def test_where_a_tokenizer_is_cut(changes, expected):
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = {"content": "[MASK]", **flags}

@@ -240,22 +240,19 @@ def test_japanese_offsets_are_places_in_the_text(tmp_path):
     assert parts[-4:] == ["東京", "大学", "で", "[MASK]"]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"word_tokenizer_type": "basic"},
-        {"word_tokenizer_type": "sudachi"},
-        {"word_tokenizer_type": "jumanpp"},
-        {"word_tokenizer_type": None},
-        {"subword_tokenizer_type": "sentencepiece"},
-        {"do_subword_tokenize": False},
-        {"never_split": ["a"]},
-        {"mecab_kwargs": {"mecab_dic": "other"}},
-        {"mecab_kwargs": {"dictionary": "unidic"}},
-        {"mecab_kwargs": ["unidic"]},
-        {"mecab_kwargs": {"normalize_text": False}, "subword_tokenizer_type": "character"},
-    ],
-)
+@pytest.mark.parametrize("config", [
+    {"word_tokenizer_type": "basic"},
+    {"word_tokenizer_type": "sudachi"},
+    {"word_tokenizer_type": "jumanpp"},
+    {"word_tokenizer_type": None},
+    {"subword_tokenizer_type": "sentencepiece"},
+    {"do_subword_tokenize": False},
+    {"never_split": ["a"]},
+    {"mecab_kwargs": {"mecab_dic": "other"}},
+    {"mecab_kwargs": {"dictionary": "unidic"}},
+    {"mecab_kwargs": ["unidic"]},
+    {"mecab_kwargs": {"normalize_text": False}, "subword_tokenizer_type": "character"},
+])  # fmt: skip
 def test_other_divisions_of_japanese_are_refused(config, tmp_path):
     with pytest.raises(TokenizerError, match=r"BertJapaneseTokenizer|mecab_kwargs") as caught:
         Tokenizer.load(japanese(tmp_path, **config))
@@ -308,21 +305,18 @@ ROBERTA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"normalizer": NFKC_FIRST},
-        {"normalizer": {"type": "Lowercase"}},
-        {"normalizer": None},
-        {"pre_tokenizer": {"type": "Whitespace"}},
-        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
-        {"pre_tokenizer": None},
-        {"post_processor": ROBERTA},
-        {"model": {"continuing_subword_prefix": "@@"}},
-        {"model": {"max_input_chars_per_word": 200}},
-        {"model": {"type": "WordLevel"}},
-    ],
-)
+@pytest.mark.parametrize("parts", [
+    {"normalizer": NFKC_FIRST},
+    {"normalizer": {"type": "Lowercase"}},
+    {"normalizer": None},
+    {"pre_tokenizer": {"type": "Whitespace"}},
+    {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+    {"pre_tokenizer": None},
+    {"post_processor": ROBERTA},
+    {"model": {"continuing_subword_prefix": "@@"}},
+    {"model": {"max_input_chars_per_word": 200}},
+    {"model": {"type": "WordLevel"}},
+])  # fmt: skip
 def test_a_file_that_is_not_of_its_class_is_refused(parts, tmp_path):
     """As it is for the generic class, which the message names."""
     with pytest.raises(TokenizerError, match="BertTokenizer, the tokenizer class") as caught:
@@ -345,14 +339,11 @@ def test_pieces_of_camembert_are_shifted(tmp_path):
     assert_equal(tokenizer, camembert(), TEXTS[:800])
 
 
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        ({"vocab__txt": "a\n", "spiece__model": message(ALBERT)}, "several vocabularies"),
-        ({"vocab__txt": vocabulary(bert_tokens()), "bpe__codes": "a b 3"}, "bpe.codes"),
-        ({"tokenizer__model": b"x"}, "tokenizer.model"),
-    ],
-)
+@pytest.mark.parametrize(("files", "says"), [
+    ({"vocab__txt": "a\n", "spiece__model": message(ALBERT)}, "several vocabularies"),
+    ({"vocab__txt": vocabulary(bert_tokens()), "bpe__codes": "a b 3"}, "bpe.codes"),
+    ({"tokenizer__model": b"x"}, "tokenizer.model"),
+])  # fmt: skip
 def test_files_of_other_algorithms_are_refused(files, says, tmp_path):
     with pytest.raises(TokenizerError, match=says) as caught:
         Tokenizer.load(write(tmp_path, {}, "", **files))

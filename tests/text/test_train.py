@@ -30,9 +30,8 @@ from toy_text import BERT_NAMES, pseudo_text, save_and_open
 TEXT = pseudo_text(4000, seed=1)
 KINDS = [
     WordPiece(size=400),
-    WordPiece(
-        size=300, lowercase=False, strip_accents=True, alphabet=20
-    ),  # cuts through characters that are equally frequent
+    # Cuts through characters that are equally frequent.
+    WordPiece(size=300, lowercase=False, strip_accents=True, alphabet=20),
     ByteBPE(size=500),
     ByteBPE(size=400, prefix_space=False),
     Unigram(size=300),
@@ -193,16 +192,13 @@ LETTERS = {c for line in TEXT for c in line.lower().replace("é", "e")} - {" "}
 INNER = {c for c in LETTERS if c.isalnum() and c not in "你好世界"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "alphabet", "least"),
-    [
-        (WordPiece, f"{len(LETTERS)} characters, {len(INNER)} of them also within words",
-         5 + len(LETTERS) + len(INNER)),
-        (ByteBPE, "256 bytes", 261),
-        # The mark of a space is one of them.
-        (Unigram, f"{len(LETTERS) + 1} characters", 6 + len(LETTERS)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "alphabet", "least"), [
+    (WordPiece, f"{len(LETTERS)} characters, {len(INNER)} of them also within words",
+     5 + len(LETTERS) + len(INNER)),
+    (ByteBPE, "256 bytes", 261),
+    # The mark of a space is one of them.
+    (Unigram, f"{len(LETTERS) + 1} characters", 6 + len(LETTERS)),
+])  # fmt: skip
 def test_a_size_that_cannot_hold_the_alphabet(kind, alphabet, least):
     message = f"a vocabulary of 30 cannot hold 5 special tokens and {alphabet}"
     with pytest.raises(TokenizerError, match=message) as caught:
@@ -222,21 +218,18 @@ def test_no_text(kind):
         train_vocabulary(["fine", "not \udc80"], kind)
 
 
-@pytest.mark.parametrize(
-    ("make", "where", "message"),
-    [
-        (lambda: WordPiece(size=0), "WordPiece.size", "must be at least 1, not 0"),
-        (lambda: WordPiece(alphabet=0), "WordPiece.alphabet", "must be at least 1, not 0"),
-        (lambda: WordPiece(coverage=2.0), "WordPiece.coverage", "must be from 0 to 1, not 2"),
-        (lambda: Unigram(longest=0), "Unigram.longest", "must be at least 1, not 0"),
-        (lambda: Unigram(coverage=2), "Unigram.coverage", "must be from 0 to 1, not 2"),
-        # The trainer reserves its memory at once, and ended Python.
-        (lambda: Unigram(10**12), "Unigram.size", "must be at most 10,000,000, not 10{12}"),
-        (lambda: train_vocabulary(TEXT[0], WordPiece()), "texts", "must be several texts, not one"),
-        (lambda: sample(TEXT, ceiling=0), "ceiling", "must be at least one character, is 0"),
-        (lambda: characters_of(math.inf), "ceiling", "must be a number of millions .*, not inf"),
-    ],
-)
+@pytest.mark.parametrize(("make", "where", "message"), [
+    (lambda: WordPiece(size=0), "WordPiece.size", "must be at least 1, not 0"),
+    (lambda: WordPiece(alphabet=0), "WordPiece.alphabet", "must be at least 1, not 0"),
+    (lambda: WordPiece(coverage=2.0), "WordPiece.coverage", "must be from 0 to 1, not 2"),
+    (lambda: Unigram(longest=0), "Unigram.longest", "must be at least 1, not 0"),
+    (lambda: Unigram(coverage=2), "Unigram.coverage", "must be from 0 to 1, not 2"),
+    # The trainer reserves its memory at once, and ended Python.
+    (lambda: Unigram(10**12), "Unigram.size", "must be at most 10,000,000, not 10{12}"),
+    (lambda: train_vocabulary(TEXT[0], WordPiece()), "texts", "must be several texts, not one"),
+    (lambda: sample(TEXT, ceiling=0), "ceiling", "must be at least one character, is 0"),
+    (lambda: characters_of(math.inf), "ceiling", "must be a number of millions .*, not inf"),
+])  # fmt: skip
 def test_a_setting_out_of_range_is_refused(make, where, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make()

@@ -37,23 +37,20 @@ def cpu_of(monkeypatch):
     hardware._cpu_flags.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("line", "probes", "bf16", "int8"),
-    [
-        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", {}, True, False),
-        ("flags\t\t: fpu avx512f amx_bf16", {}, True, False),
-        ("flags\t\t: fpu avx512f avx512_vnni", {}, False, True),
-        ("flags\t\t: fpu avx2 avx_vnni", {}, False, True),
-        ("flags\t\t: fpu amx_int8", {}, False, True),
-        ("flags\t\t: fpu avx2 avx512f avx512bw", {}, False, False),
-        ("Features\t: fp asimd bf16 i8mm", {}, True, False),
-        ("Features\t: fp asimd", {}, False, False),
-        ("", {"_is_avx512_bf16_supported": True}, True, False),
-        ("", {"_is_amx_tile_supported": True}, True, False),
-        ("", {"_is_vnni_supported": True}, False, True),
-        ("", {}, False, False),
-    ],
-)
+@pytest.mark.parametrize(("line", "probes", "bf16", "int8"), [
+    ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", {}, True, False),
+    ("flags\t\t: fpu avx512f amx_bf16", {}, True, False),
+    ("flags\t\t: fpu avx512f avx512_vnni", {}, False, True),
+    ("flags\t\t: fpu avx2 avx_vnni", {}, False, True),
+    ("flags\t\t: fpu amx_int8", {}, False, True),
+    ("flags\t\t: fpu avx2 avx512f avx512bw", {}, False, False),
+    ("Features\t: fp asimd bf16 i8mm", {}, True, False),
+    ("Features\t: fp asimd", {}, False, False),
+    ("", {"_is_avx512_bf16_supported": True}, True, False),
+    ("", {"_is_amx_tile_supported": True}, True, False),
+    ("", {"_is_vnni_supported": True}, False, True),
+    ("", {}, False, False),
+])  # fmt: skip
 def test_instructions_are_looked_for_and_never_assumed(cpu_of, line, probes, bf16, int8):
     cpu_of(line, **probes)
     assert (has_bf16(CPU), has_int8(CPU)) == (bf16, int8)

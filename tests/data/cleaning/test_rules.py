@@ -137,23 +137,20 @@ def test_the_presets_have_the_numbers_of_the_papers():
 LOREM = "one two three four five six seven eight nine ten"
 
 
-@pytest.mark.parametrize(
-    ("rule", "kept", "left"),
-    [
-        (WordCount(3, 5), ["a b c", "a b c d e", "数学数"], ["a b", "a b c d e f", "数学", ""]),
-        (MeanWordLength(3, 5), ["abc abc", "数学 数学", "abcde"], ["ab ab", "abcdef", "a abc ab"]),
-        (Symbols(0.1), [f"{LOREM} #", f"{LOREM} …"], [f"{LOREM} ##", f"{LOREM} …...", "#"]),
-        (BulletLines(0.5), ["- a\nb", "a\n* b\nc", "-a"], ["• a\n  - b\nc", "* a"]),
-        (EllipsisLines(0.3), ["a…\nb\nc\nd", "a"], ["a…\nb\nc", "a ..."]),
-        (AlphabeticWords(0.8), ["a b c d 5", "数学 数学 5"], ["a b c 5 6", "5"]),
-        (RepeatedLines(0.3, 0.9), ["a\na\nb\nc", "a\nb"], ["a\na\nb", "a\n a \na"]),
-        (RepeatedLines(0.9, 0.2), ["aaa\naaa\n" + "b" * 20], ["aaa\naaa\nbbbb"]),
-        (RepeatedParagraphs(0.3, 0.9), ["a\na\na", "a\n\na\n\nb\n\nc"], ["a\n\na", "a\n \na\n\nb"]),
-        (UnwantedText(), ["lorem", "a b"], ["Lorem Ipsum dolor", "if (x) {", "}"]),
-        (SentenceCount(3), ["He ran. She sat. We ate."], ["He ran. She sat.", ""]),
-        (StopWords(2), ["To be.", "the theory OF it"], ["The the the.", "theory often", ""]),
-    ],
-)
+@pytest.mark.parametrize(("rule", "kept", "left"), [
+    (WordCount(3, 5), ["a b c", "a b c d e", "数学数"], ["a b", "a b c d e f", "数学", ""]),
+    (MeanWordLength(3, 5), ["abc abc", "数学 数学", "abcde"], ["ab ab", "abcdef", "a abc ab"]),
+    (Symbols(0.1), [f"{LOREM} #", f"{LOREM} …"], [f"{LOREM} ##", f"{LOREM} …...", "#"]),
+    (BulletLines(0.5), ["- a\nb", "a\n* b\nc", "-a"], ["• a\n  - b\nc", "* a"]),
+    (EllipsisLines(0.3), ["a…\nb\nc\nd", "a"], ["a…\nb\nc", "a ..."]),
+    (AlphabeticWords(0.8), ["a b c d 5", "数学 数学 5"], ["a b c 5 6", "5"]),
+    (RepeatedLines(0.3, 0.9), ["a\na\nb\nc", "a\nb"], ["a\na\nb", "a\n a \na"]),
+    (RepeatedLines(0.9, 0.2), ["aaa\naaa\n" + "b" * 20], ["aaa\naaa\nbbbb"]),
+    (RepeatedParagraphs(0.3, 0.9), ["a\na\na", "a\n\na\n\nb\n\nc"], ["a\n\na", "a\n \na\n\nb"]),
+    (UnwantedText(), ["lorem", "a b"], ["Lorem Ipsum dolor", "if (x) {", "}"]),
+    (SentenceCount(3), ["He ran. She sat. We ate."], ["He ran. She sat.", ""]),
+    (StopWords(2), ["To be.", "the theory OF it"], ["The the the.", "theory often", ""]),
+])  # fmt: skip
 def test_a_rule_at_its_threshold(rule, kept, left):
     assert rejected(rule, *kept, *left) == [False] * len(kept) + [True] * len(left)
 
@@ -260,18 +257,15 @@ def test_a_cleaning_is_a_configuration():
         read(Cleaning, {"word_count": {"least": -1}}, base=gopher())
 
 
-@pytest.mark.parametrize(
-    ("make", "where"),
-    [
-        (lambda: WordCount(5, 4), "most"),
-        (lambda: Symbols(2.0), "most"),
-        (lambda: StopWords(3, ("a", "b")), "least"),
-        (lambda: RepeatedWords(1), "shortest"),
-        (lambda: Cleaning(min_tokens=0), "min_tokens"),
-        (lambda: make_cleaning("fineweb"), "filters"),
-        (lambda: make_cleaning(near_duplicates=2.0), "near_duplicates"),
-    ],
-)
+@pytest.mark.parametrize(("make", "where"), [
+    (lambda: WordCount(5, 4), "most"),
+    (lambda: Symbols(2.0), "most"),
+    (lambda: StopWords(3, ("a", "b")), "least"),
+    (lambda: RepeatedWords(1), "shortest"),
+    (lambda: Cleaning(min_tokens=0), "min_tokens"),
+    (lambda: make_cleaning("fineweb"), "filters"),
+    (lambda: make_cleaning(near_duplicates=2.0), "near_duplicates"),
+])  # fmt: skip
 def test_wrong_settings_name_their_place(make, where):
     with pytest.raises(ConfigError) as caught:
         make()
