@@ -251,7 +251,8 @@ def albert(
     charsmap: bytes | None = None,
 ) -> Pipeline:
     """Return XLM-RoBERTa's pipeline after English normalisation: uniform quotes, no accents."""
-    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    quotes = [normalizers.Replace(mark, '"') for mark in ("``", "''")]
+    steps: list[normalizers.Normalizer] = [*quotes]
     steps += [] if keep_accents else [normalizers.NFKD(), normalizers.StripAccents()]
     steps += [normalizers.Lowercase()] if lowercase else []
     return _pieces(prefix_space, steps + _compiled(charsmap), pre_tokenizers.WhitespaceSplit())
