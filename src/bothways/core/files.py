@@ -68,12 +68,9 @@ def local_path(name: str | os.PathLike[str]) -> Path:
 
 
 def require_local(folder: Path) -> None:
-    """Check that a folder is not a URL, of which `Path` has made s3:/bucket/run.
-
-    Raises:
-        ConfigError: it is one, or its name is not UTF-8, which safetensors cannot write.
-    """
+    """Raise ConfigError for a URL, or a name that is not UTF-8, which safetensors cannot write."""
     require_utf8(folder)
+    # `Path` has made s3:/bucket/run of s3://bucket/run.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", folder.as_posix()):
         fix = "Name a folder here; copy it from or to the URL with the tools of its store."
         raise ConfigError("is a URL, not a folder of this machine", where=folder, fix=fix)
@@ -151,11 +148,7 @@ def make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file through a hidden one that replaces it; a link to it stays one.
-
-    Raises:
-        ResourceError: no space or no permission, or a pipe or a device; the file is as it was.
-    """
+    """Write a file through a hidden one that replaces it; links stay. Raises ResourceError."""
     check_output_path(path)
     if path.exists() and not path.is_file():  # /dev/null would become a file
         raise ResourceError("is a pipe or a device, not a file", where=path, fix="Name a file.")
@@ -179,14 +172,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def check_output_path(path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Check that a file can be written at `path`, before anything is read or computed for it.
-
-    Args:
-        inputs: files, or names of other sources, that are read for it.
-
-    Raises:
-        ResourceError: the parent folder does not exist, `path` is a folder, or one of the inputs.
-    """
+    """Check that a file can be written and is not an input, before work. Raises ResourceError."""
     if not path.absolute().parent.is_dir():
         fix = "Create the folder first, or name another file."
         raise ResourceError("the parent folder does not exist", where=path, fix=fix)
@@ -314,12 +300,7 @@ def parse_object(
 
 
 def read_json(file: Path, error: type[BothwaysError] = DataError) -> Any:
-    """Return the value in a JSON file.
-
-    Raises:
-        BothwaysError: of class `error`: not UTF-8, or as `parse_json`.
-        ResourceError: the file cannot be read.
-    """
+    """Return the value in a JSON file; errors as `read_utf8` and `parse_json`."""
     return parse_json(read_utf8(file, error), file, error)
 
 

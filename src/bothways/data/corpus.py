@@ -189,10 +189,6 @@ class Corpus:
         Each side has at least one document; of four or more documents, two are held out, because
         next sentence prediction draws from another document; more than `HELD_OUT` never are.
 
-        Args:
-            share: the fraction of the documents to hold out.
-            seed: decides which.
-
         Raises:
             ConfigError: a share outside of (0, 1).
             DataError: fewer than two documents.

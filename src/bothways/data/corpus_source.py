@@ -85,12 +85,7 @@ class CorpusSource:
         segments.require(self._selection, template)
 
     def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:
-        """Yield plans from `cursor` on, each with the cursor of the next.
-
-        Raises:
-            DataError: the cursor is of another corpus, or no sequence can be made of these
-                documents.
-        """
+        """Yield plans from `cursor` on. Raises DataError if these documents have none there."""
         epoch, block, item, _ = cursor
         _check_whole(self._corpus.sentences, self._corpus.documents)
         self._check(cursor)
@@ -122,11 +117,7 @@ class CorpusSource:
         return False
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
-        """Return the sequence of a plan; a pair has its label as `targets["pair"]`.
-
-        Raises:
-            DataError: a file of the corpus is shorter than when it was opened.
-        """
+        """Build a plan, a pair with `targets["pair"]`. Raises DataError if a file was cut short."""
         from bothways.core.batch import LabelTargets
 
         _check_whole(self._corpus.tokens, self._corpus.words)
@@ -363,11 +354,7 @@ class Corpora:
         return cls(corpora, shares_of(mixture or Smoothed(), _sizes(corpora)))
 
     def shares_with(self, mixture: Mixture | None, where: str = "mixture") -> Mapping[str, float]:
-        """Return the shares of the sequences in a phase with this mixture; None for `shares`.
-
-        Raises:
-            ConfigError: the weights do not fit the corpora; `where` is the setting.
-        """
+        """Return the shares of a phase with this mixture; None for `shares`. Raises ConfigError."""
         if mixture is None:
             return self.shares
         return shares_of(mixture, _sizes(self.parts), where)
@@ -483,11 +470,7 @@ class MixedSource:
         return int(self._chunk(index // CHUNK)[index % CHUNK])
 
     def read(self, cursor: Cursor) -> Iterator[tuple[MixedPlan, Cursor]]:
-        """Yield plans from `cursor` on, each with the cursor of the next.
-
-        Raises:
-            DataError: the cursor is of other corpora.
-        """
+        """Yield plans from `cursor` on. Raises DataError if the cursor is of other corpora."""
         cursors = self._parts(cursor)
         streams: dict[int, Iterator[tuple[Any, Cursor]]] = {}
         for index in itertools.count(cursor.item):

@@ -154,11 +154,7 @@ class Selection:
     """The chosen documents of a corpus that are not empty."""
 
     def __init__(self, corpus: Corpus, ids: DocumentIds) -> None:
-        """Select documents by their ids; of `AllExcept`, none may be empty.
-
-        Raises:
-            DataError: all documents are empty.
-        """
+        """Select the documents that are not empty by ids. Raises DataError if all are empty."""
         # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
         self.sentences = np.asarray(corpus.sentences).view(np.int64)
         self.documents = np.asarray(corpus.documents).view(np.int64)

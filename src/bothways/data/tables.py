@@ -205,15 +205,7 @@ LineFile = tuple[str, Iterator[tuple[int, str]], Callable[[], float] | None, Cal
 
 
 def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = None) -> LineFile:
-    """Open a file, a URL or standard input as lines, of which none is read yet.
-
-    Args:
-        fix: advice if there is no such file.
-
-    Raises:
-        DataError: no such file, or a folder.
-        ResourceError: permission denied.
-    """
+    """Open a file, a URL or standard input as lines, none of them read; errors as `file_at`."""
     if source == text_io.STDIN:
         return text_io.STANDARD_INPUT, text_io.standard_input(), None, lambda: None
     counted, size = bytes_read or text_io.BytesRead(), 0
@@ -421,11 +413,7 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
 def read_json_text(
     path: str, fix: str, bytes_read: text_io.BytesRead | None = None, *, unique: bool = False
 ) -> Any:
-    """Return the value in a JSON file, which is read whole; `unique` refuses a key that repeats.
-
-    Raises:
-        DataError: the file is not JSON, or longer than `MAX_ARRAY`.
-    """
+    """Read a JSON file whole; `unique` refuses a key that repeats. Raises DataError."""
     chunks, length, line_count = list[str](), 0, 1
     with contextlib.closing(text_io.read_lines(path, bytes_read, split=True)) as lines:
         for number, line in lines:  # the pieces of a long line have one number
@@ -509,12 +497,7 @@ class HubData:
     """A split of a data set, in the revision that it has when it is opened."""
 
     def __init__(self, source: str) -> None:
-        """Open a data set.
-
-        Raises:
-            DataError: there is no such data set, or it cannot be read.
-            ResourceError: the package datasets is not installed.
-        """
+        """Open a data set. Raises DataError, or ResourceError without the package datasets."""
         with optional("data", "reading Hub data sets"):
             from datasets import load_dataset_builder
 

@@ -94,11 +94,7 @@ def suffix_of(name: str | Path) -> str:
 
 
 def max_line_bytes() -> int:
-    """Return the longest line that is read, in bytes.
-
-    Raises:
-        ConfigError: the environment variable `BOTHWAYS_MAX_LINE_BYTES` is not a positive integer.
-    """
+    """Return the longest line in bytes. Raises ConfigError if `MAX_LINE` is not a number."""
     value = os.environ.get(MAX_LINE, str(DEFAULT_MAX_LINE))
     if not value.isdecimal() or len(value) > 18 or int(value) < 1:
         fix = f"Set it to a number of bytes, such as {DEFAULT_MAX_LINE}, or unset it."
@@ -180,9 +176,6 @@ def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
 
 def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
     """Return the path of an existing file; pipes such as `/dev/fd/63` count.
-
-    Args:
-        fix: what to do if there is no such file.
 
     Raises:
         DataError: there is no such file, or it is a folder.
@@ -345,12 +338,7 @@ def standard_input() -> Iterator[tuple[int, str]]:
 def read_lines(
     path: str | Path, bytes_read: BytesRead | None = None, *, split: bool = False
 ) -> Generator[tuple[int, str], None, None]:
-    """Yield the lines of a file or URL as `decode_lines` does; `bytes_read` is kept up to date.
-
-    Raises:
-        DataError: see `decode_lines`; a damaged compressed file.
-        ResourceError: see `open_bytes`.
-    """
+    """Yield the lines of a file or URL, counting bytes; errors as `open_bytes`, `decode_lines`."""
     number = 0
     with open_bytes(path, bytes_read) as stream:
         try:

@@ -115,12 +115,7 @@ def name_in(config: Mapping[str, Any], setting: str) -> str | None:
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """Return the object in `tokenizer_config.json` or a file like it; empty if there is no file.
-
-    Raises:
-        TokenizerError: it holds something else, or text that is not made of characters.
-        ResourceError: it cannot be read.
-    """
+    """Return the object in a file of settings, {} without a file. Raises TokenizerError."""
     if not file.exists():
         return {}
     settings = read_object(file, TokenizerError)
@@ -494,12 +489,7 @@ def reconcile(
     config: Mapping[str, Any],
     file: Path,
 ) -> None:
-    """Apply the settings to the backend of `tokenizer.json`, and compare it with its class.
-
-    Raises:
-        TokenizerError: a setting is neither true nor false or contradicts the file, or the file
-            does not what the class does.
-    """
+    """Apply settings to the backend of `tokenizer.json`, and compare it. Raises TokenizerError."""
     if tokenizer_class is None:
         if config.get("tokenizer_class") is None:  # a file alone: its settings count, if any
             _follow(backend, config, file)

@@ -453,11 +453,7 @@ _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
 def _read_sentencepiece(content: bytes) -> tuple[list[tuple[str, float]], str, bytes | None]:
-    """Return the pieces with their scores, the kind of the model, and its compiled normalisation.
-
-    Raises:
-        ValueError: the bytes are not the content of a `.model` file.
-    """
+    """Return pieces with scores, the kind of model, its normalisation. Raises ValueError."""
     pieces = list[tuple[str, float]]()
     kind: Any = 1
     charsmap: Any = None

@@ -94,11 +94,7 @@ def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
 
 
 def merge(low: Tree, high: Tree, location: str = "") -> dict[str, Any]:
-    """Merge two trees; values of `high` win. In a list of `low`, a number as a key is an index.
-
-    Raises:
-        ConfigError: such an index is out of range, or a function gets settings.
-    """
+    """Merge two trees; `high` wins, and its numbers are indices of lists. Raises ConfigError."""
     merged = {
         key: _merged(low.get(key), value, join_path(location, key)) for key, value in high.items()
     }
@@ -235,8 +231,6 @@ def require_range(
         interval: such as "(0, 1]", above 0 and at most 1; "[0, inf]" allows infinity, "[0, inf)"
             does not.
         location: the dotted path of their table.
-        fix: what to do instead.
-        numbers: the values by the names of their settings.
 
     Raises:
         ConfigError: a value is outside or NaN.
@@ -266,15 +260,7 @@ def require_at_least(least: float, location: str = "", /, **numbers: float | int
 
 
 def require_choice(choices: object, location: str, *values: object, fix: str | None = None) -> None:
-    """Check that values are among the choices of a `Literal`, or a union of these; None passes.
-
-    Args:
-        location: the name of the parameter.
-        fix: advice instead of the list of choices.
-
-    Raises:
-        ConfigError: a value is none of them.
-    """
+    """Check that values are among the choices of `Literal`s; None passes. Raises ConfigError."""
     allowed = [name for kind in get_args(choices) for name in get_args(kind) or (kind,)]
     for value in values:
         if value is not None and value not in allowed:
