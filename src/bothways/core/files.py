@@ -20,14 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bothways.core.errors import (
-    BothwaysError,
-    ConfigError,
-    DataError,
-    ResourceError,
-    os_errors,
-    read_errors,
-)
+from bothways.core import errors
+from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.core.progress import SILENT, Progress
 
 
@@ -108,7 +102,7 @@ def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
         message = "is the current folder, or one above it, and would be replaced"
         raise ConfigError(message, where=target, fix="Name a folder in it, or another one.")
     real, hidden = target.resolve(), hidden_folder(target)
-    with os_errors(target, fix):
+    with errors.os_errors(target, fix):
         recover_folder(real)
         try:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -143,7 +137,7 @@ def recover_folder(path: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create a folder and those above it, if they are missing. Raises ResourceError."""
-    with os_errors(folder, _FIX):
+    with errors.os_errors(folder, _FIX):
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -154,7 +148,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         raise ResourceError("is a pipe or a device, not a file", where=path, fix="Name a file.")
     target = path.resolve()
     hidden = target.with_name(f"{HIDDEN}new-{target.name}")
-    with os_errors(path, _FIX):
+    with errors.os_errors(path, _FIX):
         try:
             write(hidden)
             flush(hidden)
@@ -198,7 +192,7 @@ def remove_folder(folder: Path) -> None:
 def file_digest(file: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal. Raises ResourceError if it cannot be read."""
     result = hashlib.sha256()
-    with read_errors(file), file.open("rb") as stream:
+    with errors.read_errors(file), file.open("rb") as stream:
         while chunk := stream.read(1 << 20):
             result.update(chunk)
     return result.hexdigest()
@@ -331,13 +325,13 @@ def read_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) ->
         ResourceError: the file cannot be read.
     """
     check_regular(file, error, fix)
-    with read_errors(file):
+    with errors.read_errors(file):
         return file.read_bytes()
 
 
 def check_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> None:
     """Refuse what `read_regular` refuses, before a library opens it."""
-    with read_errors(file):
+    with errors.read_errors(file):
         status = file.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise error("is a pipe or a device, not a file", where=file, fix=fix)
@@ -388,7 +382,7 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
     from filelock import FileLock, Timeout
 
     require_local(folder)
-    with os_errors(folder, "Choose another folder."):
+    with errors.os_errors(folder, "Choose another folder."):
         created = [path for path in (folder, *folder.parents) if not path.exists()]
         previous = set() if created else {file.name for file in folder.iterdir()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -406,7 +400,7 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
             fix = "Wait for it, stop it, or choose another folder."
             raise ResourceError(f"is in use by {_owner(folder)}", where=folder, fix=fix) from error
     try:
-        with os_errors(folder, "Choose another folder."):
+        with errors.os_errors(folder, "Choose another folder."):
             record = json.dumps({"pid": os.getpid(), "host": platform.node()})
             (folder / OWNER).write_text(record, encoding="utf8")
         yield folder

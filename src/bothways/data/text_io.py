@@ -24,14 +24,8 @@ from typing import IO, Any
 
 from typing_extensions import Buffer
 
-from bothways.core.errors import (
-    BothwaysError,
-    ConfigError,
-    DataError,
-    ResourceError,
-    optional,
-    read_errors,
-)
+from bothways.core import errors
+from bothways.core.errors import ConfigError, DataError, ResourceError, optional, read_errors
 from bothways.core.files import is_url, local_path, near_path
 from bothways.core.terminal import quantity, write_stderr
 
@@ -221,7 +215,7 @@ def _open_url(url: str) -> Iterator[io.BufferedReader]:
     try:
         with fsspec.open(url, "rb") as stream:
             yield io.BufferedReader(stream, _BLOCK)
-    except (BothwaysError, EOFError):
+    except (errors.BothwaysError, EOFError):
         raise
     except Exception as error:  # every store has errors of its own
         fix = "Check the URL, the connection and the rights, or download the file first."

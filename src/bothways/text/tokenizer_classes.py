@@ -38,21 +38,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import (
-    NormalizedString,
-    PreTokenizedString,
-    Regex,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import TokenizerError, call, optional
 from bothways.core.files import read_object, surrogate_in
 
 Backend = tokenizers.Tokenizer
+Slice = tokenizers.NormalizedString
 CONFIG = "tokenizer_config.json"
 
 D = TypeVar("D", bound="bool | None")
@@ -268,10 +260,10 @@ def piece_deberta(
     """
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lowercase else []
     if charsmap is None:
-        white = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+        white = normalizers.Replace(tokenizers.Regex(r"\s{2,}|[\n\r\t]"), " ")
         steps += [white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
     else:
-        joined = normalizers.Replace(Regex(" {2,}"), " ")
+        joined = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
         steps += [normalizers.Strip(), *_compiled(charsmap), joined]
     cuts = [pre_tokenizers.Punctuation("isolated")] if split_punctuation else []
     return replace(_pieces(prefix_space, steps, *cuts, unprefixed="first"), mask_strips=False)
@@ -285,7 +277,7 @@ def big_bird(prefix_space: bool = True, charsmap: bytes | None = None) -> Pipeli
             only joins spaces.
     """
     steps = _compiled(charsmap) or [normalizers.Strip(left=False, right=False)]
-    pieces = _pieces(prefix_space, [*steps, normalizers.Replace(Regex(" {2,}"), "▁")])
+    pieces = _pieces(prefix_space, [*steps, normalizers.Replace(tokenizers.Regex(" {2,}"), "▁")])
     scheme = "always" if prefix_space else "never"
     spaces = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
     # Its own ends stay special, though [CLS] and [SEP] surround its texts.
@@ -726,11 +718,11 @@ class _Divider:
     def __init__(self, tagger: Any, lowercase: bool, characters: bool) -> None:
         self._tagger, self._lowercase, self._characters = tagger, lowercase, characters
 
-    def pre_tokenize(self, text: PreTokenizedString) -> None:
+    def pre_tokenize(self, text: tokenizers.PreTokenizedString) -> None:
         text.split(self._split)
 
-    def _split(self, _: int, normalized: NormalizedString) -> list[NormalizedString]:
-        text, end, words = str(normalized), 0, list[NormalizedString]()
+    def _split(self, _: int, normalized: Slice) -> list[Slice]:
+        text, end, words = str(normalized), 0, list[Slice]()
         for node in self._tagger(text):
             start = text.index(node.surface, end)
             end = start + len(node.surface)
