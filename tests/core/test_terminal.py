@@ -44,10 +44,8 @@ def test_times_of_any_length_are_texts():
 
 
 def test_a_missing_package_is_named_with_its_extra():
-    with (
-        pytest.raises(ResourceError, match=r"'no_such_thing', .*\n  .*\"bothways\[data\]\""),
-        optional("data", "reading clouds"),
-    ):
+    message = r"'no_such_thing', .*\n  .*\"bothways\[data\]\""
+    with pytest.raises(ResourceError, match=message), optional("data", "reading clouds"):
         import no_such_thing.deep  # noqa: F401
     with pytest.raises(ModuleNotFoundError), optional("data", "reading clouds"):
         import bothways.no_such_part  # noqa: F401

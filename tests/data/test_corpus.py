@@ -383,10 +383,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, tokenizer):
 
 
 def test_a_folder_in_use(tmp_path, tokenizer):
-    with (
-        lock_folder(tmp_path / "c"),
-        pytest.raises(ResourceError, match=f"in use by process {os.getpid()}"),
-    ):
+    message = f"in use by process {os.getpid()}"
+    with lock_folder(tmp_path / "c"), pytest.raises(ResourceError, match=message):
         write_corpus([], tokenizer, tmp_path / "c")
 
 

@@ -9,7 +9,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from bothways.core.batch import IGNORED, Layout
+from bothways.core.batch import IGNORED
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.runtime.process import END_SIGNALS
 from bothways.core.source import Cursor, Sequence
@@ -387,7 +386,7 @@ def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(prepare, monkeypatch):
     for step, same in zip(usual, early, strict=False):
         assert (step.cursor, step.tokens) == (same.cursor, same.tokens)
         for batch, other in zip(step.microbatches, same.microbatches, strict=True):
-            before, after = tensors(batch), tensors(other)
+            before, after = batch.tensors(), other.tensors()
             assert len(before) == len(after) >= (5 if prepare is unchanged else 8)
             assert {id(tensor) for tensor in after} <= {id(tensor) for tensor in pinned}
             assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
@@ -397,23 +396,6 @@ def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(prepare, monkeypatch):
     assert not multiprocessing.active_children()
     made = ahead(loader, torch.device("cpu"), Cursor())
     assert next(made).cursor == usual[0].cursor
-
-
-def tensors(value: object) -> list[Tensor]:
-    """All in a batch, as it is moved: rectangles are made where they are needed."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for part in value.values() for tensor in tensors(part)]
-    if isinstance(value, Layout):
-        return [value.cu_seqlens, value.positions, value.sequence_ids]
-    if dataclasses.is_dataclass(value):
-        return [
-            tensor
-            for field in dataclasses.fields(value)
-            for tensor in tensors(getattr(value, field.name))
-        ]
-    return []
 
 
 def test_a_ramp_of_budgets_is_straight_in_the_tokens_read():
