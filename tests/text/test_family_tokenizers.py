@@ -7,30 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from hypothesis import example, given, strategies as st
 from tokenizers import AddedToken, models, normalizers
-from transformers import (
-    AlbertTokenizer,
-    AutoTokenizer,
-    BertTokenizer,
-    BigBirdTokenizer,
-    DebertaTokenizer,
-    DebertaV2Tokenizer,
-    RobertaTokenizer,
-    XLMRobertaTokenizer,
-)
 
+import toy_text
 from bothways.core.errors import TokenizerError
 from bothways.text.tokenizer import Tokenizer
 from protobuf_writer import field, varint
-from toy_text import (
-    assert_same_tokens,
-    bert_tokens,
-    hostile,
-    load,
-    roberta_backend,
-    save_and_open,
-)
 
 
 def charsmap(replacements: dict[str, str]) -> bytes:
@@ -70,43 +54,45 @@ def mask(name: str) -> AddedToken:
     return AddedToken(name, lstrip=True, special=True, normalized=False)
 
 
-def roberta(**settings: Any) -> RobertaTokenizer:
-    spec = json.loads(roberta_backend().to_str())["model"]
+def roberta(**settings: Any) -> transformers.RobertaTokenizer:
+    spec = json.loads(toy_text.roberta_backend().to_str())["model"]
     merges = [tuple(merge) for merge in spec["merges"]]
-    return RobertaTokenizer(
+    return transformers.RobertaTokenizer(
         vocab=spec["vocab"], merges=merges, mask_token=mask("<mask>"), **settings
     )
 
 
-def xlm(vocab: Pieces = XLM, **settings: Any) -> XLMRobertaTokenizer:
-    return XLMRobertaTokenizer(vocab=vocab, mask_token=mask("<mask>"), **settings)
+def xlm(vocab: Pieces = XLM, **settings: Any) -> transformers.XLMRobertaTokenizer:
+    return transformers.XLMRobertaTokenizer(vocab=vocab, mask_token=mask("<mask>"), **settings)
 
 
-def albert(vocab: Pieces = ALBERT, **settings: Any) -> AlbertTokenizer:
-    return AlbertTokenizer(vocab=vocab, mask_token=mask("[MASK]"), **settings)
+def albert(vocab: Pieces = ALBERT, **settings: Any) -> transformers.AlbertTokenizer:
+    return transformers.AlbertTokenizer(vocab=vocab, mask_token=mask("[MASK]"), **settings)
 
 
-def big_bird(vocab: Pieces = BIG_BIRD, **settings: Any) -> BigBirdTokenizer:
-    return BigBirdTokenizer(vocab=vocab, mask_token=mask("[MASK]"), **settings)
+def big_bird(vocab: Pieces = BIG_BIRD, **settings: Any) -> transformers.BigBirdTokenizer:
+    return transformers.BigBirdTokenizer(vocab=vocab, mask_token=mask("[MASK]"), **settings)
 
 
-def word_piece(**settings: Any) -> BertTokenizer:
-    return BertTokenizer(vocab={token: id for id, token in enumerate(bert_tokens())}, **settings)
+def word_piece(**settings: Any) -> transformers.BertTokenizer:
+    return transformers.BertTokenizer(
+        vocab={token: id for id, token in enumerate(toy_text.bert_tokens())}, **settings
+    )
 
 
 def deberta_parts() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    spec = json.loads(roberta_backend().to_str())["model"]
+    spec = json.loads(toy_text.roberta_backend().to_str())["model"]
     vocab = {DEBERTA_NAMES.get(token, token): id for token, id in spec["vocab"].items()}
     return vocab, [(first, second) for first, second in spec["merges"]]
 
 
-def deberta(**settings: Any) -> DebertaTokenizer:
+def deberta(**settings: Any) -> transformers.DebertaTokenizer:
     vocab, merges = deberta_parts()
-    return DebertaTokenizer(vocab=vocab, merges=merges, **settings)
+    return transformers.DebertaTokenizer(vocab=vocab, merges=merges, **settings)
 
 
-def deberta_v2(**settings: Any) -> DebertaV2Tokenizer:
-    return DebertaV2Tokenizer(vocab=DEBERTA, **settings)
+def deberta_v2(**settings: Any) -> transformers.DebertaV2Tokenizer:
+    return transformers.DebertaV2Tokenizer(vocab=DEBERTA, **settings)
 
 
 TEXTS = [
@@ -116,7 +102,7 @@ TEXTS = [
 
 
 def write_bytes_layout(folder: Path, **names: Any) -> Path:
-    roberta_backend().model.save(str(folder))
+    toy_text.roberta_backend().model.save(str(folder))
     (folder / "config.json").write_text('{"model_type": "roberta"}')
     if names:
         (folder / "special_tokens_map.json").write_text(json.dumps(names))
@@ -146,10 +132,10 @@ def old(tmp_path_factory) -> list[tuple[Tokenizer, Any]]:
         albert_of(rounded(ALBERT), _spm_precompiled_charsmap=MAP),
         albert_of(rounded(ALBERT), **cased),
         big_bird(rounded(BIG_BIRD)),
-        DebertaV2Tokenizer(vocab=rounded(DEBERTA), **apart),
+        transformers.DebertaV2Tokenizer(vocab=rounded(DEBERTA), **apart),
     ]
     masked = write_bytes_layout(tmp_path_factory.mktemp("bytes"), mask_token=MASK)
-    pairs = [(Tokenizer.load(masked), AutoTokenizer.from_pretrained(masked))]
+    pairs = [(Tokenizer.load(masked), transformers.AutoTokenizer.from_pretrained(masked))]
     folder = write_bytes_layout(tmp_path_factory.mktemp("spaced"))
     (folder / "tokenizer_config.json").write_text(json.dumps(spaced))
     pairs.append((Tokenizer.load(folder / "vocab.json"), roberta(**spaced)))
@@ -166,7 +152,7 @@ def rounded(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
     return [(piece, float(np.float32(score))) for piece, score in pieces]
 
 
-def albert_of(pieces: list[tuple[str, float]], **settings: Any) -> AlbertTokenizer:
+def albert_of(pieces: list[tuple[str, float]], **settings: Any) -> transformers.AlbertTokenizer:
     """As the published `tokenizer.json` was made: a piece such as "9," is the last choice."""
     scored = [(piece, score - 100 if piece == "9," else score) for piece, score in pieces]
     return albert(scored, **settings)
@@ -186,24 +172,28 @@ def message(pieces: list[tuple[str, float]], *, kind: int = 1, charsmap: bytes =
     )
 
 
-@given(texts=st.lists(hostile, min_size=1, max_size=3))
+@given(texts=st.lists(toy_text.hostile, min_size=1, max_size=3))
 @example(texts=TEXTS)
 def test_old_layouts_give_the_ids_of_transformers(old, texts):
     for ours, theirs in old:
-        assert_same_tokens(ours, theirs, texts)
+        toy_text.assert_same_tokens(ours, theirs, texts)
         pair = theirs(texts[0] + "a", "b")["input_ids"]
         assert ours.backend.encode(texts[0] + "a", "b").ids == pair
 
 
 def test_an_old_layout_is_written_with_the_same_ids(old, tmp_path):
     for number, (ours, theirs) in enumerate(old):
-        again = save_and_open(ours, tmp_path / str(number), TEXTS)
+        again = toy_text.save_and_open(ours, tmp_path / str(number), TEXTS)
         assert again("a", "b").input_ids == theirs("a", "b").input_ids
 
 
 def test_what_a_class_would_not_arrive_at_is_declared_generic(tmp_path):
     """A normaliser beside byte-level BPE, an added token, an unknown token elsewhere: the same ids in transformers."""
-    normal, added, words = roberta_backend(), roberta_backend(), word_piece()._tokenizer
+    normal, added, words = (
+        toy_text.roberta_backend(),
+        toy_text.roberta_backend(),
+        word_piece()._tokenizer,
+    )
     normal.normalizer = normalizers.NFC()
     added.add_tokens(["zzz"])
     words.add_tokens(["zzz"])
@@ -213,8 +203,10 @@ def test_what_a_class_would_not_arrive_at_is_declared_generic(tmp_path):
     spec["model"]["unk_id"] = 2
     shifted = type(shifted).from_str(json.dumps(spec))
     for number, backend in enumerate((normal, added, shifted, words)):
-        ours = load(backend, tmp_path / f"in{number}")
-        theirs = save_and_open(ours, tmp_path / str(number), ["hello zzz é e\u0301", "☃ 中"])
+        ours = toy_text.load(backend, tmp_path / f"in{number}")
+        theirs = toy_text.save_and_open(
+            ours, tmp_path / str(number), ["hello zzz é e\u0301", "☃ 中"]
+        )
         assert type(theirs).__name__ == "TokenizersBackend"
 
 
@@ -224,8 +216,8 @@ def test_a_last_normaliser_that_joins_spaces_changes_nothing(tmp_path):
     spec = json.loads(backend.to_str())
     joined = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
     spec["normalizer"]["normalizers"].append(joined)
-    ours = load(type(backend).from_str(json.dumps(spec)), tmp_path / "in")
-    save_and_open(ours, tmp_path / "out", ["the   hello \t  play", "  %  &"])
+    ours = toy_text.load(type(backend).from_str(json.dumps(spec)), tmp_path / "in")
+    toy_text.save_and_open(ours, tmp_path / "out", ["the   hello \t  play", "  %  &"])
 
 
 GPT = json.dumps({token: id for id, token in enumerate([*"abcdefg", "<|endoftext|>"])}).encode()
@@ -263,7 +255,7 @@ def test_a_big_birds_compiled_normalisation_is_followed(tmp_path):
     (tmp_path / "spiece.model").write_bytes(message(BIG_BIRD, charsmap=MAP))
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("he & he").tolist() == tokenizer.encode("he and he").tolist()
-    save_and_open(tokenizer, tmp_path / "again", ["he & he"])
+    toy_text.save_and_open(tokenizer, tmp_path / "again", ["he & he"])
 
 
 def test_debertas_older_layout(tmp_path):
@@ -277,7 +269,7 @@ def test_debertas_older_layout(tmp_path):
     vocab, _ = deberta_parts()
     first, second = (row.tolist() for row in ours.encode(["hello", "in"]))
     cls, sep = vocab["[CLS]"], vocab["[SEP]"]
-    row = save_and_open(ours, tmp_path / "new", texts)("hello", "in")
+    row = toy_text.save_and_open(ours, tmp_path / "new", texts)("hello", "in")
     assert row["input_ids"] == [cls, *first, sep, *second, sep]
     assert row["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
 
@@ -290,5 +282,5 @@ def test_deberta_v2s_older_layout_normalises_as_the_file_says(tmp_path):
     texts = ["  hello   &\tthe ", "hello and the"]
     spelled = [[*map(ours.token, ids)] for ids in ours.encode(texts)]
     assert spelled[0] == spelled[1] == ["▁hello", "▁", "and", "▁the"]
-    again = save_and_open(ours, tmp_path / "new", texts)
+    again = toy_text.save_and_open(ours, tmp_path / "new", texts)
     assert again("hello", "the")["token_type_ids"] == [0, 0, 0, 1, 1]

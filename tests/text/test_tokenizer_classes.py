@@ -11,20 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_family_tokenizers as family
 import transformers
-from test_family_tokenizers import (
-    ALBERT,
-    MAP,
-    PIECES,
-    albert,
-    big_bird,
-    deberta,
-    deberta_v2,
-    message,
-    roberta,
-    word_piece,
-    xlm,
-)
 from transformers import AutoTokenizer
 
 from bothways.core.errors import ResourceError, TokenizerError
@@ -91,8 +79,8 @@ def saved(folder: Path, made: Any, kind: str, name: str | None = None, **config:
 def camembert() -> Any:
     names = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
     scores = [-100.0 if name == "<unk>NOTUSED" else 0.0 for name in names]
-    vocab = [*zip(names, scores, strict=True), *PIECES, ("<mask>", 0.0)]
-    return transformers.CamembertTokenizer(vocab=vocab, _spm_precompiled_charsmap=MAP)
+    vocab = [*zip(names, scores, strict=True), *family.PIECES, ("<mask>", 0.0)]
+    return transformers.CamembertTokenizer(vocab=vocab, _spm_precompiled_charsmap=family.MAP)
 
 
 def mpnet() -> Any:
@@ -113,39 +101,39 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
         for stem, fast in zip(BERT, itertools.cycle(("", "Fast")))
     },
     "Bert of a RoBERTa": lambda f: words(f, "BertTokenizer", "roberta"),
-    "Bert, tokenizer.json": lambda f: saved(f, word_piece(), "bert"),
-    "Electra, tokenizer.json": lambda f: saved(f, word_piece(), "electra", "ElectraTokenizerFast"),
+    "Bert, tokenizer.json": lambda f: saved(f, family.word_piece(), "bert"),
+    "Electra, tokenizer.json": lambda f: saved(f, family.word_piece(), "electra", "ElectraTokenizerFast"),
     "MPNet": lambda f: saved(f, mpnet(), "mpnet"),
-    "Roberta": lambda f: saved(f, roberta(), "roberta"),
-    "Roberta with its spaces": lambda f: saved(f, roberta(trim_offsets=False), "roberta"),
-    "Longformer": lambda f: saved(f, roberta(), "longformer", "LongformerTokenizerFast"),
-    "Bart": lambda f: saved(f, roberta(add_prefix_space=True), "bart", "BartTokenizer"),
-    "GPT2": lambda f: saved(f, roberta(), "gpt2", "GPT2Tokenizer"),
-    "Deberta": lambda f: saved(f, deberta(), "deberta"),
-    "Deberta with a space": lambda f: saved(f, deberta(add_prefix_space=True), "deberta"),
-    "DebertaV2": lambda f: saved(f, deberta_v2(), "deberta-v2"),
+    "Roberta": lambda f: saved(f, family.roberta(), "roberta"),
+    "Roberta with its spaces": lambda f: saved(f, family.roberta(trim_offsets=False), "roberta"),
+    "Longformer": lambda f: saved(f, family.roberta(), "longformer", "LongformerTokenizerFast"),
+    "Bart": lambda f: saved(f, family.roberta(add_prefix_space=True), "bart", "BartTokenizer"),
+    "GPT2": lambda f: saved(f, family.roberta(), "gpt2", "GPT2Tokenizer"),
+    "Deberta": lambda f: saved(f, family.deberta(), "deberta"),
+    "Deberta with a space": lambda f: saved(f, family.deberta(add_prefix_space=True), "deberta"),
+    "DebertaV2": lambda f: saved(f, family.deberta_v2(), "deberta-v2"),
     "DebertaV2 in lower case, marks apart": lambda f: saved(
-        f, deberta_v2(do_lower_case=True, split_by_punct=True), "deberta-v2"
+        f, family.deberta_v2(do_lower_case=True, split_by_punct=True), "deberta-v2"
     ),
     "DebertaV2 without a space": lambda f: saved(
-        f, deberta_v2(add_prefix_space=False), "deberta-v2"
+        f, family.deberta_v2(add_prefix_space=False), "deberta-v2"
     ),
-    "XLMRoberta": lambda f: saved(f, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta"),
+    "XLMRoberta": lambda f: saved(f, family.xlm(_spm_precompiled_charsmap=family.MAP), "xlm-roberta"),
     "Camembert": lambda f: saved(f, camembert(), "camembert"),
-    "XLMRoberta without a space": lambda f: saved(f, xlm(add_prefix_space=False), "xlm-roberta"),
-    "Albert": lambda f: saved(f, albert(_spm_precompiled_charsmap=MAP), "albert"),
-    "Albert, cased": lambda f: saved(f, albert(do_lower_case=False, keep_accents=True), "albert"),
+    "XLMRoberta without a space": lambda f: saved(f, family.xlm(add_prefix_space=False), "xlm-roberta"),
+    "Albert": lambda f: saved(f, family.albert(_spm_precompiled_charsmap=family.MAP), "albert"),
+    "Albert, cased": lambda f: saved(f, family.albert(do_lower_case=False, keep_accents=True), "albert"),
     "Albert, lower case with accents": lambda f: saved(
-        f, albert(keep_accents=True, add_prefix_space=False), "albert"
+        f, family.albert(keep_accents=True, add_prefix_space=False), "albert"
     ),
-    "FNet": lambda f: saved(f, albert(), "fnet", "FNetTokenizer"),
-    "BigBird": lambda f: saved(f, big_bird(), "big_bird"),
-    "BigBird without a space": lambda f: saved(f, big_bird(add_prefix_space=False), "big_bird"),
+    "FNet": lambda f: saved(f, family.albert(), "fnet", "FNetTokenizer"),
+    "BigBird": lambda f: saved(f, family.big_bird(), "big_bird"),
+    "BigBird without a space": lambda f: saved(f, family.big_bird(add_prefix_space=False), "big_bird"),
     "Herbert": lambda f: word_ends(f, "HerbertTokenizer"),
     "OpenAIGPT": lambda f: word_ends(f, "OpenAIGPTTokenizer", "openai-gpt"),
     "OpenAIGPT by its model type": lambda f: word_ends(f, None, "openai-gpt"),
     "ModernBERT": generic,
-    "Nystromformer": lambda f: saved(f, albert(), "nystromformer", "AlbertTokenizer"),
+    "Nystromformer": lambda f: saved(f, family.albert(), "nystromformer", "AlbertTokenizer"),
 }  # fmt: skip
 
 
@@ -193,7 +181,7 @@ REFUSED = [
     in_turn([(name,) for name in REFUSED], ["vocab.txt", "tokenizer.json", "config.json"]),
 )
 def test_other_classes_are_refused_by_name(name, layout, tmp_path):
-    saved(tmp_path, word_piece(), "bert", name)
+    saved(tmp_path, family.word_piece(), "bert", name)
     if layout != "tokenizer.json":
         words(tmp_path, name, "bert")
         (tmp_path / "tokenizer.json").unlink()
@@ -278,7 +266,7 @@ def test_settings_of_another_class_are_refused(key, tmp_path):
 
 def changed(folder: Path, **parts: Any) -> Path:
     """BERT's folder with other parts of `tokenizer.json`, whose settings are kept."""
-    return edited(folder, word_piece(), "bert", **parts)
+    return edited(folder, family.word_piece(), "bert", **parts)
 
 
 @pytest.mark.parametrize("side", ["left", "Left"])
@@ -297,7 +285,7 @@ def test_texts_that_are_cut_at_their_beginning_are_refused(side, tmp_path):
     assert Tokenizer.load(folder).backend.truncation is None
 
 
-BERT_NORMALIZER = json.loads(word_piece()._tokenizer.normalizer.__getstate__())
+BERT_NORMALIZER = json.loads(family.word_piece()._tokenizer.normalizer.__getstate__())
 NFKC_FIRST = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, BERT_NORMALIZER]}
 ROBERTA = {
     "type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2],
@@ -333,14 +321,16 @@ def test_a_file_that_is_not_of_its_class_is_refused(parts, tmp_path):
 def test_pieces_of_camembert_are_shifted(tmp_path):
     heads = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
     folder = write(tmp_path, {"tokenizer_class": "CamembertTokenizer"}, "camembert")
-    (folder / "sentencepiece.bpe.model").write_bytes(message([*heads, *PIECES], charsmap=MAP))
+    (folder / "sentencepiece.bpe.model").write_bytes(
+        family.message([*heads, *family.PIECES], charsmap=family.MAP)
+    )
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.id("<s>") == 5
     assert_equal(tokenizer, camembert(), TEXTS[:800])
 
 
 @pytest.mark.parametrize(("files", "says"), [
-    ({"vocab__txt": "a\n", "spiece__model": message(ALBERT)}, "several vocabularies"),
+    ({"vocab__txt": "a\n", "spiece__model": family.message(family.ALBERT)}, "several vocabularies"),
     ({"vocab__txt": vocabulary(bert_tokens()), "bpe__codes": "a b 3"}, "bpe.codes"),
     ({"tokenizer__model": b"x"}, "tokenizer.model"),
 ])  # fmt: skip
@@ -360,7 +350,7 @@ def test_ends_of_words_without_their_class_are_refused(kind, tmp_path):
 def test_the_class_decides_between_several_vocabularies(tmp_path):
     folder = write(
         tmp_path, {"tokenizer_class": "AlbertTokenizer"}, "albert",
-        vocab__txt=vocabulary(bert_tokens()), spiece__model=message(ALBERT),
+        vocab__txt=vocabulary(bert_tokens()), spiece__model=family.message(family.ALBERT),
     )  # fmt: skip
     assert Tokenizer.load(folder).kind == "Unigram"
 
@@ -409,15 +399,15 @@ def edited(folder: Path, made: Any, kind: str, **parts: Any) -> Path:
     return folder
 
 
-CUT = json.loads(xlm()._tokenizer.pre_tokenizer.__getstate__())
+CUT = json.loads(family.xlm()._tokenizer.pre_tokenizer.__getstate__())
 DIGITS = [{"type": "Digits", "individual_digits": True}, CUT]
 
 
 @pytest.mark.parametrize(("made", "kind", "parts"), [
-    (roberta, "roberta", {"model": {"ignore_merges": True}}),
-    (xlm, "xlm-roberta", {"normalizer": {"type": "Lowercase"}}),
-    (xlm, "xlm-roberta", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DIGITS}}),
-    (xlm, "xlm-roberta", {"model": {"unk_id": 0}}),
+    (family.roberta, "roberta", {"model": {"ignore_merges": True}}),
+    (family.xlm, "xlm-roberta", {"normalizer": {"type": "Lowercase"}}),
+    (family.xlm, "xlm-roberta", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DIGITS}}),
+    (family.xlm, "xlm-roberta", {"model": {"unk_id": 0}}),
 ])  # fmt: skip
 def test_merges_and_pieces_that_are_not_of_their_class_are_refused(made, kind, parts, tmp_path):
     with pytest.raises(TokenizerError, match="RobertaTokenizer, the tokenizer class"):
@@ -426,7 +416,7 @@ def test_merges_and_pieces_that_are_not_of_their_class_are_refused(made, kind, p
 
 def test_blanks_divide_as_the_class_has_it(tmp_path):
     """Files of transformers 4 keep a blank at the end as a word, the class does not."""
-    made = xlm(_spm_precompiled_charsmap=MAP)
+    made = family.xlm(_spm_precompiled_charsmap=family.MAP)
     folder = edited(tmp_path, made, "xlm-roberta", pre_tokenizer=CUT["pretokenizers"][1])
     assert_equal(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder), TEXTS[:800])
 
