@@ -310,8 +310,7 @@ def read_utf8(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> st
     try:
         text = read_regular(file, error, fix).decode("utf-8-sig")  # Windows may write the mark
     except UnicodeDecodeError as failure:
-        message = f"is not UTF-8 text (byte {failure.start})"
-        raise error(message, where=file, fix=fix) from failure
+        raise error(f"is not UTF-8 text (byte {failure.start})", where=file, fix=fix) from failure
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -336,8 +335,7 @@ def check_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise error("is a pipe or a device, not a file", where=file, fix=fix)
     if status.st_size > LARGEST:
-        message = f"has {status.st_size:,} bytes, more than {LARGEST:,}"
-        raise error(message, where=file, fix=fix)
+        raise error(f"has {status.st_size:,} bytes, more than {LARGEST:,}", where=file, fix=fix)
 
 
 def surrogate_in(text: str) -> str | None:

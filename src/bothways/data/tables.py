@@ -393,8 +393,7 @@ def _json_row(value: Any, location: str, fix: str) -> dict[str, Any]:
             return value
         case [str(text), dict() as rest]:
             return {"text": text, **rest}
-    message = f"holds a JSON {type(value).__name__}, not an object"
-    raise DataError(message, where=location, fix=fix)
+    raise DataError(f"holds a JSON {type(value).__name__}, not an object", where=location, fix=fix)
 
 
 def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:

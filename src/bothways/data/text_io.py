@@ -191,8 +191,7 @@ def matching_files(pattern: str) -> list[Path]:
     paths = map(Path, sorted(glob.glob(str(local_path(pattern)), recursive=True)))
     if files := [path for path in paths if path.is_file()]:
         return files
-    fix = "Check the pattern; ** matches folders."
-    raise DataError("matches no file", where=pattern, fix=fix)
+    raise DataError("matches no file", where=pattern, fix="Check the pattern; ** matches folders.")
 
 
 def is_pipe(name: str | Path) -> bool:
@@ -342,5 +341,4 @@ def read_lines(
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the disk, not of a decompressor
             message = f"the compressed file is damaged or cut short after line {number} ({error})"
-            fix = "Download or compress it again."
-            raise DataError(message, where=path, fix=fix) from error
+            raise DataError(message, where=path, fix="Download or compress it again.") from error
