@@ -90,8 +90,7 @@ def test_tokens_of_other_tokenizers_belong_to_the_word_of_their_first_character(
             at += len(word)
         first = [plain[a:b][:1].isspace() + a for a, b in encoded.offsets.tolist()]
         owner = [max(s for s in starts if s <= place) for place in first]
-        expected = [True, *(a != b for a, b in itertools.pairwise(owner))]
-        assert begins.tolist() == expected
+        assert begins.tolist() == [True, *(a != b for a, b in itertools.pairwise(owner))]
         assert lengths.sum() == len(begins)
 
 
@@ -154,8 +153,7 @@ def test_masks_hide_whole_words(corpus, segments, unit):
         assert np.array_equal(sequence.ids, without.ids)
         assert without.word_starts is None
         starts = sequence.word_starts
-        masking = Masking(0.3, unit)
-        masked = mask_tokens(sequence, masking, vocabulary, rng(number, "test"))
+        masked = mask_tokens(sequence, Masking(0.3, unit), vocabulary, rng(number, "test"))
         hidden = np.zeros(len(sequence), bool)
         hidden[masked.targets["masked"].index] = True
         assert hidden.any()
@@ -170,8 +168,7 @@ def test_masks_hide_whole_words(corpus, segments, unit):
 def test_the_mistake_of_whole_words_without_words_is_named(corpus, chinese, tmp_path):
     objective = MaskedLM(masking=Masking(unit=WholeWords()))
     assert objective._check_words(corpus) == []
-    without = build(tmp_path / "without", chinese, None, PLAIN)
-    (finding,) = objective._check_words(without)
+    (finding,) = objective._check_words(build(tmp_path / "without", chinese, None, PLAIN))
     assert finding.severity == "warning"
     assert "does not show where Chinese words begin" in finding.what
     assert 'words="jieba" or words="spaces"' in str(finding)

@@ -395,8 +395,7 @@ def test_a_full_disk(tmp_path, tokenizer, monkeypatch, writes):
 
     def full(handle: int) -> None:
         left[0] -= 1
-        joining = any((tmp_path / "a" / WORK).glob("*.bin"))
-        if left[0] < 0 or joining:
+        if left[0] < 0 or any((tmp_path / "a" / WORK).glob("*.bin")):
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(handle)
 
@@ -524,8 +523,7 @@ def test_a_folder_that_is_no_whole_corpus(tmp_path, tokenizer, spoil, message):
 
 def test_verify_reads_what_open_does_not(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("bothways.data.manifest.check_file.__defaults__", (10,))
-    corpus = write_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
-    corpus.verify()
+    write_corpus(some_documents(5), tokenizer, tmp_path, workers=1).verify()
     changed = bytearray((tmp_path / "tokens.bin").read_bytes())
     changed[0] ^= 1
     (tmp_path / "tokens.bin").write_bytes(changed)
@@ -662,8 +660,7 @@ def test_the_cleaning_is_an_option_with_settings_and_is_shown(tmp_path, tokenize
     # The settings lower a rule, leave one out, and add one of the other set.
     settings = ["sentence_count.least=2", "near_duplicates.shingle=2", "ellipsis_lines.most=0.5"]
     commands.build(str(text), *settings, **folders, cleaning=options, language="zh")
-    shown = capsys.readouterr()
-    assert "unwanted_lines looks for English phrases" in shown.err
+    assert "unwanted_lines looks for English phrases" in capsys.readouterr().err
     commands.inspect(tmp_path / "c", documents=0)
     rows = {
         row.split("│")[1].strip(): row.split("│")[2].split("(")[0].strip()

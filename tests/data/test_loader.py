@@ -143,8 +143,7 @@ def test_only_the_share_of_a_rank_is_built():
             built.append(plan.row)
             return super().build(plan)
 
-    lengths = [4, 9, 6, 3, 8, 7, 5]
-    sequences = list_source(lengths, None).sequences
+    sequences = list_source([4, 9, 6, 3, 8, 7, 5], None).sequences
     loader = loader_of(Counting(sequences, None), ExampleBudget(7), world=3, rank=1)
     assert len(steps_of(loader, 1)) == 1
     # By length: 1, 4, 5, 2, 6, 0, 3; the second of three takes the places 1 and 4.
@@ -394,8 +393,7 @@ def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(prepare, monkeypatch):
     early.close()
     assert not prefetchers()
     assert not multiprocessing.active_children()
-    made = ahead(loader, torch.device("cpu"), Cursor())
-    assert next(made).cursor == usual[0].cursor
+    assert next(ahead(loader, torch.device("cpu"), Cursor())).cursor == usual[0].cursor
 
 
 def test_a_ramp_of_budgets_is_straight_in_the_tokens_read():

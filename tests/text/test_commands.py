@@ -116,8 +116,7 @@ LINES = ["hello World", "", "  naïve [MASK] 你好 \t.", "x\ufeffy"]
 
 
 def _expected(folder) -> list[dict]:
-    tokenizer = Tokenizer.load(folder)
-    encodings = tokenizer.backend.encode_batch(LINES, add_special_tokens=False)
+    encodings = Tokenizer.load(folder).backend.encode_batch(LINES, add_special_tokens=False)
     return [
         {"ids": e.ids, "tokens": e.tokens, "offsets": list(map(list, e.offsets))} for e in encodings
     ]
@@ -272,8 +271,7 @@ def test_a_chinese_word_that_is_added_is_found_within_a_sentence(kind):
     tokens = [new.token(id) for id in new.encode("他看贾宝玉小说")]
     assert "贾宝玉" in tokens
     assert new.encode("他看小说").tolist() == old.encode("他看小说").tolist()
-    form = form_of(new, "贾宝玉")
-    assert not form.begins
+    assert not form_of(new, "贾宝玉").begins
 
 
 def test_examples_are_the_most_frequent_first(tmp_path):

@@ -197,8 +197,7 @@ def test_what_a_class_would_not_arrive_at_is_declared_generic(tmp_path):
     normal.normalizer = normalizers.NFC()
     added.add_tokens(["zzz"])
     words.add_tokens(["zzz"])
-    pieces = [*ALBERT[:1], ("extra", -9.0), *ALBERT[1:]]
-    shifted = albert(pieces)._tokenizer
+    shifted = albert([*ALBERT[:1], ("extra", -9.0), *ALBERT[1:]])._tokenizer
     spec = json.loads(shifted.to_str())
     spec["model"]["unk_id"] = 2
     shifted = type(shifted).from_str(json.dumps(spec))

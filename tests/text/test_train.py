@@ -169,8 +169,7 @@ def test_unigram_keeps_its_size_until_the_trainer_finds_no_more(asked, made):
 def test_unigram_leaves_rare_characters_out(monkeypatch):
     """As SentencePiece with `character_coverage`; the first 1,000 stay in any case."""
     texts = [*TEXT, "Ka ﬄ ж ka", "ж"]  # the normaliser makes "ffl" of the ligature
-    known = {0.99: False, 1.0: True}
-    for coverage, kept in known.items():
+    for coverage, kept in {0.99: False, 1.0: True}.items():
         monkeypatch.setattr(trainers, "ALPHABET", 10)
         tokenizer = train_vocabulary(texts, Unigram(size=300, coverage=coverage))
         assert any("ж" in token for token in tokenizer.backend.get_vocab()) is kept
@@ -272,11 +271,9 @@ def test_the_alphabet_covers_a_script_of_many_characters():
     frequent = [chr(0x4E00 + i) for i in range(1500)]
     text = ["".join(frequent)] * 20 + ["".join(chr(0x6000 + i) for i in range(10))]
     tokenizer = train_vocabulary(text, WordPiece(size=2000))
-    ids = tokenizer.encode(["".join(frequent)])[0]
-    assert (ids != tokenizer.specials.unknown).all()
+    assert (tokenizer.encode(["".join(frequent)])[0] != tokenizer.specials.unknown).all()
     assert tokenizer.id(chr(0x6000)) is None, "beyond the coverage"
-    small = train_vocabulary(text, WordPiece(size=1300))
-    assert small.size <= 1300
+    assert train_vocabulary(text, WordPiece(size=1300)).size <= 1300
     assert train_vocabulary(text, WordPiece(size=2000, coverage=1.0)).size == 1515
 
 
