@@ -280,30 +280,26 @@ def is_integer(text: str) -> bool:
     return len(text) <= 4300 and text.isdecimal()
 
 
-def _is(kind: type) -> Callable[[object], bool]:
-    """Return a function that is True for values of a kind; True itself is not a number."""
-    return lambda value: isinstance(value, kind) and not isinstance(value, bool)
-
-
-_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
-    # numpy's booleans are known by their names; 0 and 1 are flags, too.
-    "bool": (
-        lambda value: (
-            type(value).__name__ in {"bool", "bool_"}
-            or (isinstance(value, int) and value in (0, 1))
-        ),
-        "True or False",
-    ),
-    "int": (_is(numbers.Integral), "a whole number"),
-    "float": (
-        lambda value: _is(numbers.Real)(value) and value == value,  # noqa: PLR0124 – not NaN
-        "a number",
-    ),
-    "str": (_is(str), "a text"),
-    "Path": (_is(os.PathLike), "a path"),
-    "None": (_is(type(None)), "None"),
+_KINDS: dict[str, tuple[type, str]] = {
+    "bool": (int, "True or False"),
+    "int": (numbers.Integral, "a whole number"),
+    "float": (numbers.Real, "a number"),
+    "str": (str, "a text"),
+    "Path": (os.PathLike, "a path"),
+    "None": (type(None), "None"),
 }
-"""Kinds of arguments by their annotation: which values they have, and their names in messages."""
+"""Kinds of arguments by their annotation: their types, and their names in messages."""
+
+
+def _has_kind(value: Any, kind: str) -> bool:
+    # numpy's booleans are known by their names. 0 and 1 are flags, too; a flag is not a number.
+    is_flag = type(value).__name__ in {"bool", "bool_"}
+    if kind == "bool":
+        return is_flag or (isinstance(value, int) and value in (0, 1))
+    is_nan = isinstance(value, numbers.Real) and value != value  # noqa: PLR0124
+    return isinstance(value, _KINDS[kind][0]) and not is_flag and not is_nan
+
+
 _READ_ELSEWHERE = {"model", "device"}
 """Arguments that are also given as objects: a module, which has advice of its own, or a device."""
 
@@ -325,7 +321,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         arguments = dict(zip(parameters, args, strict=False)) | kwargs
         for name in filter(arguments.__contains__, kinds):
             value, words = arguments[name], kinds[name]
-            if not any(_KINDS[word][0](value) for word in words):
+            if not any(_has_kind(value, word) for word in words):
                 plain = isinstance(value, str | int | float)
                 allowed = " or ".join(_KINDS[word][1] for word in words)
                 message = f"must be {allowed}, not {repr(value) if plain else type(value).__name__}"
