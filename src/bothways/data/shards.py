@@ -30,11 +30,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,12 +61,8 @@ _LAYOUT = "3"  # of the files: those of another layout are made again
 Shard = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Job:
-    """A shard to make: the name of its file, and the texts of its documents."""
-
-    name: str
-    texts: list[str]
+Job = tuple[str, list[str]]
+"""A shard to make: the name of its file, and the texts of its documents."""
 
 
 def token_type(size: int) -> Literal["uint16", "uint32"]:
@@ -92,7 +88,7 @@ def cut_shards(documents: Iterable[Document], settings: manifest.CorpusSettings)
                 raw = text.encode("utf-8", "surrogatepass")
                 digest.update(len(raw).to_bytes(8, "little"))
                 digest.update(raw)
-            yield Job(f"{number:07d}-{digest.hexdigest()}.npz", texts)
+            yield f"{number:07d}-{digest.hexdigest()}.npz", texts
             texts, size, number = [], 0, number + 1
 
 
@@ -104,17 +100,12 @@ def encode_shard(
     Example: the texts ["A b. C.", "D."] → sentences A b. | C. | D.; lengths [3, 2, 2]; counts
     [2, 1]; sizes [5, 2].
     """
-    texts = [without_surrogates(text) for text in job.texts]
+    name, raw_texts = job
+    texts = [without_surrogates(text) for text in raw_texts]
     languages = [settings.language] * len(texts)
     if settings.language == AUTO:
         languages = [detect_language(text) for text in texts]
-    splits = dict[tuple[str, str], list[str]]()  # a rule may have counted the sentences
-
-    def split(text: str, language: str) -> list[str]:
-        if (text, language) not in splits:
-            splits[text, language] = split_sentences(text, language)
-        return splits[text, language]
-
+    split = functools.cache(split_sentences)  # a rule may have counted the sentences
     cleaned = clean_texts(texts, languages, settings.cleaning, split)
     # Documents that a rule rejects have no sentences.
     documents = [
@@ -149,7 +140,7 @@ def encode_shard(
     if signed := cleaned.signed:
         shard |= {"signatures": signed.signatures, "shingles": signed.shingles}
         shard["shingle_counts"] = signed.counts
-    return job.name, shard
+    return name, shard
 
 
 def store_shard(path: Path, shard: Shard) -> None:
