@@ -380,11 +380,7 @@ def test_empty_documents_are_passed_over():
 
 def opened(chosen, seed, epoch):
     """The places of the documents that an epoch opens, block by block."""
-    blocks, block = [], 0
-    while block is not None:
-        blocks.append(chosen.open(seed, epoch, block).owners)
-        block = chosen.following(seed, epoch, block)
-    return blocks
+    return [chosen.open(seed, epoch, n).owners for n in chosen.block_numbers(seed, epoch)]
 
 
 def test_windows_hold_runs_from_everywhere():

@@ -94,11 +94,12 @@ class CorpusSource:
                 message = f"no {self.segments.kind} sequence can be made of the chosen documents"
                 raise DataError(message, where="segments", fix="Use other segments or more text.")
             view = self._view(epoch)
-            following: int | None = block
+            numbers = self._selection.block_numbers(self.seed, view, block)
+            following = next(numbers, None)
             while following is not None:
                 _check_whole(self._corpus.sentences, self._corpus.documents)
                 block, plans = following, self._plans(view, following)
-                following = self._selection.following(self.seed, view, block)
+                following = next(numbers, None)
                 next_block = Cursor(epoch + 1) if following is None else Cursor(epoch, following)
                 for index in range(item, len(plans)):
                     is_last = index + 1 == len(plans)
@@ -108,13 +109,9 @@ class CorpusSource:
 
     def is_empty(self, epoch: int) -> bool:
         """Return True if no sequence can be made of the documents in an epoch."""
-        view, block = self._view(epoch), 0
-        while not self._plans(view, block):
-            following = self._selection.following(self.seed, view, block)
-            if following is None:
-                return True
-            block = following
-        return False
+        view = self._view(epoch)
+        numbers = self._selection.block_numbers(self.seed, view)
+        return not any(self._plans(view, block) for block in numbers)
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
         """Build a plan, a pair with `targets["pair"]`. Raises DataError if a file was cut short."""

@@ -179,12 +179,13 @@ class Selection:
             return 0
         return len(self._window(seed, epoch, window).edges) - 1
 
-    def following(self, seed: int, epoch: int, block: int) -> int | None:
-        """Return the number of the block after this one; None after the last of the epoch."""
+    def block_numbers(self, seed: int, epoch: int, block: int = 0) -> Iterator[int]:
+        """Yield the numbers of the blocks of an epoch from `block` on."""
         window, index = divmod(block, BLOCKS)
-        if index + 1 < self.blocks(seed, epoch, window):
-            return block + 1
-        return (window + 1) * BLOCKS if window + 1 < self.windows else None
+        yield block
+        yield from range(block + 1, block - index + self.blocks(seed, epoch, window))
+        if window + 1 < self.windows:
+            yield from self.block_numbers(seed, epoch, (window + 1) * BLOCKS)
 
     def share_before(self, seed: int, epoch: int, block: int, fraction: float) -> float:
         """Return the share of an epoch before a place: after the share `fraction` of a block.
