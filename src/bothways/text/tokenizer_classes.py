@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import TokenizerError, call, optional
 from bothways.core.files import read_object, surrogate_in
@@ -697,6 +697,13 @@ class JapaneseWords:
             },
         }
 
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline without the division into words, which `attach` adds."""
+        norm, decoder = normalizers.NFKC(), decoders.WordPiece(prefix="##")
+        cut = pre_tokenizers.WhitespaceSplit()
+        return Pipeline(norm if self.normalise else None, cut, decoder)
+
     def attach(self, backend: Backend) -> Backend:
         """Copy a backend, dividing words by MeCab. Raises ResourceError if it is not installed."""
         with optional("ja", "dividing Japanese words"):
@@ -740,17 +747,6 @@ class _Divider:
                 assert piece is not None
                 words.append(piece)
         return words
-
-
-def japanese_backend(vocab: Mapping[str, int], words: JapaneseWords, unknown: str) -> Backend:
-    """Return the backend without its division into words, which `JapaneseWords.attach` adds."""
-    model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=100)
-    backend = Backend(model)
-    if words.normalise:
-        backend.normalizer = normalizers.NFKC()
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return backend
 
 
 def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:

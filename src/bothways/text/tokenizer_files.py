@@ -55,15 +55,15 @@ Opened = tuple[classes.Backend, classes.Pipeline | None]
 
 
 def bert_backend(
-    vocab: Mapping[str, int], bert: classes.Pipeline, unknown: str = "[UNK]"
+    vocab: Mapping[str, int], pipeline: classes.Pipeline, unknown: str = "[UNK]"
 ) -> classes.Backend:
-    """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
+    """Return the backend of WordPiece with a pipeline, such as transformers' BertTokenizer."""
     # Longer words are unknown; google-research/bert has 200.
     model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=100)
     backend = classes.Backend(model)
-    assert bert.normalizer is not None
-    backend.normalizer, backend.pre_tokenizer = bert.normalizer, bert.pre_tokenizer
-    backend.decoder = bert.decoder
+    if pipeline.normalizer is not None:
+        backend.normalizer = pipeline.normalizer
+    backend.pre_tokenizer, backend.decoder = pipeline.pre_tokenizer, pipeline.decoder
     return backend
 
 
@@ -240,7 +240,7 @@ def _open(
             vocab = {token: id for id, token in enumerate(lines)}
             unknown = classes.name_in(config, classes.SETTINGS["unknown"]) or "[UNK]"
             if words is not None:
-                return classes.japanese_backend(vocab, words, unknown), None
+                return bert_backend(vocab, words.pipeline, unknown), None
             bert = (tokenizer_class or classes.CLASSES["BertTokenizer"]).pipeline(config, file)
             return bert_backend(vocab, bert, unknown), bert if bert.mask_strips else None
         case ".model":
