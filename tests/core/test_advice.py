@@ -10,28 +10,22 @@ import bothways
 from bothways.core.errors import DataError, Finding, argument, call, interface, render
 
 
-@pytest.mark.parametrize(
-    ("used", "columns", "others"),
-    [
-        ("python", 'text=NAME, label="class"', 'task="embed", resume=True, n=3'),
-        ("command", "--text NAME --label class", "--task embed --resume --n 3"),
-        ("json", '"text": NAME, "label": "class"', '"task": "embed", "resume": true, "n": 3'),
-    ],
-)
+@pytest.mark.parametrize(("used", "columns", "others"), [
+    ("python", 'text=NAME, label="class"', 'task="embed", resume=True, n=3'),
+    ("command", "--text NAME --label class", "--task embed --resume --n 3"),
+    ("json", '"text": NAME, "label": "class"', '"task": "embed", "resume": true, "n": 3'),
+])  # fmt: skip
 def test_parameters_are_spelled_for_an_interface(used, columns, others):
     assert render(f"<{argument(text='NAME', label='class')}>", used) == f"<{columns}>"
     assert render(argument(task="embed", resume=True, n=3), used) == others
 
 
-@pytest.mark.parametrize(
-    ("used", "command", "expected"),
-    [
-        ("python", "export", "bothways.export_model(MODEL, out=FOLDER)"),
-        ("command", "export", "bothways export MODEL --out FOLDER"),
-        ("json", "export", "bothways export MODEL --out FOLDER"),
-        ("python", "convert", "bothways convert MODEL --out FOLDER"),  # which is no function
-    ],
-)
+@pytest.mark.parametrize(("used", "command", "expected"), [
+    ("python", "export", "bothways.export_model(MODEL, out=FOLDER)"),
+    ("command", "export", "bothways export MODEL --out FOLDER"),
+    ("json", "export", "bothways export MODEL --out FOLDER"),
+    ("python", "convert", "bothways convert MODEL --out FOLDER"),  # which is no function
+])  # fmt: skip
 def test_commands_are_spelled_for_an_interface(used, command, expected):
     assert render(call(command, "MODEL", out="FOLDER"), used) == expected
 

@@ -27,12 +27,8 @@ with lock_folder(Path(sys.argv[1])):
 def holder(tmp_path) -> subprocess.Popen[str]:
     """Another process that holds the folder `tmp_path`/a."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "a")],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "a")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     with process, process.stdout:
         assert process.stdout.readline() == "held\n"
         yield process
@@ -54,10 +50,7 @@ def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path, holde
     with pytest.raises(ResourceError, match=who), lock_folder(tmp_path / "a"):
         pass
     (tmp_path / "a" / OWNER).unlink()
-    with (
-        pytest.raises(ResourceError, match="in use by another process"),
-        lock_folder(tmp_path / "a"),
-    ):
+    with pytest.raises(ResourceError, match="by another process"), lock_folder(tmp_path / "a"):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -95,19 +88,15 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
 
 
 def test_a_place_that_cannot_be_a_folder(tmp_path):
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(ResourceError, match="cannot be written: Not a directory"),
-        lock_folder(tmp_path / "file" / "sub"),
-    ):
+    place = tmp_path / "file" / "sub"
+    place.parent.touch()
+    with pytest.raises(ResourceError, match="written: Not a directory"), lock_folder(place):
         pass
 
 
 def test_refusals_of_the_system_alone_are_translated(tmp_path):
-    with (
-        pytest.raises(ResourceError, match=r"cannot be written: No space left\n  Make room\."),
-        os_errors(tmp_path, "Make room."),
-    ):
+    message = r"cannot be written: No space left\n  Make room\."
+    with pytest.raises(ResourceError, match=message), os_errors(tmp_path, "Make room."):
         raise OSError(28, "No space left")
     with pytest.raises(ValueError, match="a bug"), os_errors(tmp_path, "Make room."):
         raise ValueError("a bug")

@@ -44,26 +44,21 @@ def test_times_of_any_length_are_texts():
 
 
 def test_a_missing_package_is_named_with_its_extra():
-    with (
-        pytest.raises(ResourceError, match=r"'no_such_thing', .*\n  .*\"bothways\[data\]\""),
-        optional("data", "reading clouds"),
-    ):
+    message = r"'no_such_thing', .*\n  .*\"bothways\[data\]\""
+    with pytest.raises(ResourceError, match=message), optional("data", "reading clouds"):
         import no_such_thing.deep  # noqa: F401
     with pytest.raises(ModuleNotFoundError), optional("data", "reading clouds"):
         import bothways.no_such_part  # noqa: F401
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{", "a.json: is not JSON: .* at column 2"),
-        (b"{\n,", "a.json: is not JSON: .* at line 2 column 1"),
-        (b"[" * 10**5, "nested too deeply"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
-        (b"\xff", "is not UTF-8 text"),
-        (b"[1]", "holds a JSON list, not an object"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (b"{", "a.json: is not JSON: .* at column 2"),
+    (b"{\n,", "a.json: is not JSON: .* at line 2 column 1"),
+    (b"[" * 10**5, "nested too deeply"),
+    (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
+    (b"\xff", "is not UTF-8 text"),
+    (b"[1]", "holds a JSON list, not an object"),
+])  # fmt: skip
 def test_flaws_of_json_are_errors_of_the_class_that_is_asked_for(tmp_path, content, message):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ResourceError, match=message):

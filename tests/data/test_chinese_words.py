@@ -62,17 +62,14 @@ def words_of(tokenizer: Tokenizer, sentence: str, words: Words) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("sentence", "words", "expected"),
-    [
-        ("他来到网易大厦", "jieba", "他 来到 网易 大厦"),
-        ("他 来到 网易 大厦", "spaces", "他 来到 网易 大厦"),
-        ("他来到网易大厦", by_two, "他来 到网 易大 厦"),
-        ("我爱New York的iPhone15。", "jieba", "我 爱 new york 的 iphone##15 。"),
-        ("我 爱 New York 的 iPhone15 。", "spaces", "我 爱 new york 的 iphone##15 。"),
-        ("", "spaces", ""),
-    ],
-)
+@pytest.mark.parametrize(("sentence", "words", "expected"), [
+    ("他来到网易大厦", "jieba", "他 来到 网易 大厦"),
+    ("他 来到 网易 大厦", "spaces", "他 来到 网易 大厦"),
+    ("他来到网易大厦", by_two, "他来 到网 易大 厦"),
+    ("我爱New York的iPhone15。", "jieba", "我 爱 new york 的 iphone##15 。"),
+    ("我 爱 New York 的 iPhone15 。", "spaces", "我 爱 new york 的 iphone##15 。"),
+    ("", "spaces", ""),
+])  # fmt: skip
 def test_words_begin_where_they_are_found(chinese, sentence, words, expected):
     assert words_of(chinese, sentence, words) == expected.split()
 
@@ -93,8 +90,7 @@ def test_tokens_of_other_tokenizers_belong_to_the_word_of_their_first_character(
             at += len(word)
         first = [plain[a:b][:1].isspace() + a for a, b in encoded.offsets.tolist()]
         owner = [max(s for s in starts if s <= place) for place in first]
-        expected = [True, *(a != b for a, b in itertools.pairwise(owner))]
-        assert begins.tolist() == expected
+        assert begins.tolist() == [True, *(a != b for a, b in itertools.pairwise(owner))]
         assert lengths.sum() == len(begins)
 
 
@@ -157,8 +153,7 @@ def test_masks_hide_whole_words(corpus, segments, unit):
         assert np.array_equal(sequence.ids, without.ids)
         assert without.word_starts is None
         starts = sequence.word_starts
-        masking = Masking(0.3, unit)
-        masked = mask_tokens(sequence, masking, vocabulary, rng(number, "test"))
+        masked = mask_tokens(sequence, Masking(0.3, unit), vocabulary, rng(number, "test"))
         hidden = np.zeros(len(sequence), bool)
         hidden[masked.targets["masked"].index] = True
         assert hidden.any()
@@ -173,21 +168,17 @@ def test_masks_hide_whole_words(corpus, segments, unit):
 def test_the_mistake_of_whole_words_without_words_is_named(corpus, chinese, tmp_path):
     objective = MaskedLM(masking=Masking(unit=WholeWords()))
     assert objective._check_words(corpus) == []
-    without = build(tmp_path / "without", chinese, None, PLAIN)
-    (finding,) = objective._check_words(without)
+    (finding,) = objective._check_words(build(tmp_path / "without", chinese, None, PLAIN))
     assert finding.severity == "warning"
     assert "does not show where Chinese words begin" in finding.what
     assert 'words="jieba" or words="spaces"' in str(finding)
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "message"),
-    [
-        ("ltp", ConfigError, "words: must be jieba, spaces or a function, not 'ltp'"),
-        (lambda text: [text], ConfigError, "must be a function that other processes can import"),
-        (wrong, DataError, r"do not spell the sentence '他来到"),
-    ],
-)
+@pytest.mark.parametrize(("words", "error", "message"), [
+    ("ltp", ConfigError, "words: must be jieba, spaces or a function, not 'ltp'"),
+    (lambda text: [text], ConfigError, "must be a function that other processes can import"),
+    (wrong, DataError, r"do not spell the sentence '他来到"),
+])  # fmt: skip
 def test_bad_words_are_refused(chinese, tmp_path, words, error, message):
     with pytest.raises(error, match=message):
         build(tmp_path / "c", chinese, words, PLAIN)

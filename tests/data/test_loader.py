@@ -9,7 +9,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from bothways.core.batch import IGNORED, Layout
+from bothways.core.batch import IGNORED
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.runtime.process import END_SIGNALS
 from bothways.core.source import Cursor, Sequence
@@ -144,8 +143,7 @@ def test_only_the_share_of_a_rank_is_built():
             built.append(plan.row)
             return super().build(plan)
 
-    lengths = [4, 9, 6, 3, 8, 7, 5]
-    sequences = list_source(lengths, None).sequences
+    sequences = list_source([4, 9, 6, 3, 8, 7, 5], None).sequences
     loader = loader_of(Counting(sequences, None), ExampleBudget(7), world=3, rank=1)
     assert len(steps_of(loader, 1)) == 1
     # By length: 1, 4, 5, 2, 6, 0, 3; the second of three takes the places 1 and 4.
@@ -387,7 +385,7 @@ def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(prepare, monkeypatch):
     for step, same in zip(usual, early, strict=False):
         assert (step.cursor, step.tokens) == (same.cursor, same.tokens)
         for batch, other in zip(step.microbatches, same.microbatches, strict=True):
-            before, after = tensors(batch), tensors(other)
+            before, after = batch.tensors(), other.tensors()
             assert len(before) == len(after) >= (5 if prepare is unchanged else 8)
             assert {id(tensor) for tensor in after} <= {id(tensor) for tensor in pinned}
             assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
@@ -395,25 +393,7 @@ def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(prepare, monkeypatch):
     early.close()
     assert not prefetchers()
     assert not multiprocessing.active_children()
-    made = ahead(loader, torch.device("cpu"), Cursor())
-    assert next(made).cursor == usual[0].cursor
-
-
-def tensors(value: object) -> list[Tensor]:
-    """All in a batch, as it is moved: rectangles are made where they are needed."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for part in value.values() for tensor in tensors(part)]
-    if isinstance(value, Layout):
-        return [value.cu_seqlens, value.positions, value.sequence_ids]
-    if dataclasses.is_dataclass(value):
-        return [
-            tensor
-            for field in dataclasses.fields(value)
-            for tensor in tensors(getattr(value, field.name))
-        ]
-    return []
+    assert next(ahead(loader, torch.device("cpu"), Cursor())).cursor == usual[0].cursor
 
 
 def test_a_ramp_of_budgets_is_straight_in_the_tokens_read():
@@ -433,11 +413,6 @@ def test_steps_and_tokens_of_a_ramp_are_those_of_its_budgets(ramp):
             steps += 1
         assert ramp.steps(read) == pytest.approx(steps, rel=0.01)
         assert ramp.tokens(steps) == pytest.approx(read, rel=0.01)
-
-
-def test_steps_of_a_ramp_are_the_integral_of_its_budgets():
-    """With budgets a + (b − a)·r/R after r tokens, R tokens take ∫ dr/budget = R/(b − a)·ln(b/a) steps."""
-    assert TokenRamp(20, 200, 20_000).steps(20_000) == pytest.approx(20_000 / 180 * np.log(10))
 
 
 def test_each_step_of_a_ramp_has_the_budget_of_the_tokens_before_it():
@@ -467,17 +442,14 @@ def test_a_ramp_continues_from_any_cursor_and_count_on_any_ranks(segments):
             assert step[0].cursor == expected.cursor
 
 
-@pytest.mark.parametrize(
-    ("make", "where"),
-    [
-        (lambda: TokenRamp(0, 5, 5), "batch.start"),
-        (lambda: TokenRamp(1, 5, 0), "batch.over"),
-        (lambda: TokenRamp(512, 256, 1000), "batch.n"),
-        (lambda: ExampleBudget(0), "batch.n"),
-        (lambda: TokenBudget(0), "batch.n"),
-        (lambda: loader_of(list_source([3], None), TokenBudget(1), budget=0), "microbatch_tokens"),
-    ],
-)
+@pytest.mark.parametrize(("make", "where"), [
+    (lambda: TokenRamp(0, 5, 5), "batch.start"),
+    (lambda: TokenRamp(1, 5, 0), "batch.over"),
+    (lambda: TokenRamp(512, 256, 1000), "batch.n"),
+    (lambda: ExampleBudget(0), "batch.n"),
+    (lambda: TokenBudget(0), "batch.n"),
+    (lambda: loader_of(list_source([3], None), TokenBudget(1), budget=0), "microbatch_tokens"),
+])  # fmt: skip
 def test_a_size_out_of_range_is_refused(make, where):
     with pytest.raises(ConfigError) as caught:
         make()
@@ -508,12 +480,6 @@ def test_every_sequence_is_dealt_once_and_fills_the_budget(lengths, world, budge
         # Longest first, and of equal ones the earlier first.
         assert mine == sorted(mine, key=lambda place: (-lengths[place], place))
     assert max(totals) - min(totals) <= max(lengths)
-
-
-def test_dealing_by_hand():
-    assert deal([3, 9, 5, 5, 1], 2, 9) == [[[1], [3, 4]], [[2, 0], []]]
-    assert deal([4, 5], 1, 9) == [[[1, 0]]]
-    assert deal([4], 3, 10) == [[[0]], [[]], [[]]]
 
 
 # --- ahead in processes

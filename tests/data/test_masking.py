@@ -116,12 +116,9 @@ def test_the_number_of_predictions_is_googles():
     anything=st.booleans(),
 )
 def test_what_is_hidden_is_told_and_the_rest_is_left(seed, rate, most, words, anything):
-    masking = Masking(
-        rate,
-        WholeWords() if words else SingleTokens(),
-        max_predictions=most,
-        replacements=AnyToken() if anything else OrdinaryToken(),
-    )
+    replacements = AnyToken() if anything else OrdinaryToken()
+    unit = WholeWords() if words else SingleTokens()
+    masking = Masking(rate, unit, max_predictions=most, replacements=replacements)
     sequence = some_sequence(np.random.default_rng(seed))
     before = sequence.ids.copy()
     masked = mask_tokens(sequence, masking, vocabulary(), rng(seed, "mask"))
@@ -220,21 +217,18 @@ def test_targets_that_are_there_stay():
     assert masked.targets.keys() == {"pair", "masked"}
 
 
-@pytest.mark.parametrize(
-    ("make", "path"),
-    [
-        (lambda: Masking(rate=0.0), "rate"),
-        (lambda: Masking(rate=1.1), "rate"),
-        (lambda: Masking(mask=-0.1), "mask"),
-        (lambda: Masking(random=1.5), "random"),
-        (lambda: Masking(mask=0.8, random=0.3), ""),
-        (lambda: Masking(max_predictions=0), "max_predictions"),
-        (lambda: NGrams(0), "unit.longest"),
-        (lambda: Spans(0.0), "unit.stop"),
-        (lambda: Spans(longest=0), "unit.longest"),
-        (lambda: RareTokens(-1.0), "unit.power"),
-    ],
-)
+@pytest.mark.parametrize(("make", "path"), [
+    (lambda: Masking(rate=0.0), "rate"),
+    (lambda: Masking(rate=1.1), "rate"),
+    (lambda: Masking(mask=-0.1), "mask"),
+    (lambda: Masking(random=1.5), "random"),
+    (lambda: Masking(mask=0.8, random=0.3), ""),
+    (lambda: Masking(max_predictions=0), "max_predictions"),
+    (lambda: NGrams(0), "unit.longest"),
+    (lambda: Spans(0.0), "unit.stop"),
+    (lambda: Spans(longest=0), "unit.longest"),
+    (lambda: RareTokens(-1.0), "unit.power"),
+])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(make, path):
     with pytest.raises(ConfigError) as caught:
         make()

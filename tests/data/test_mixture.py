@@ -34,12 +34,6 @@ def test_smoothed_shares_are_those_of_the_formula(alpha):
     assert np.allclose(list(shares.values()), q / q.sum(), rtol=1e-12)
 
 
-def test_the_published_ratios_of_mbert_and_xlmr():
-    for alpha, ratio in ((0.7, 125.89), (0.3, 7.94)):
-        shares = shares_of(Smoothed(alpha), SIZES)
-        assert shares["en"] / shares["is"] == pytest.approx(ratio, rel=1e-3)
-
-
 def test_weights_are_normalised_and_must_name_each_corpus():
     weights = ByWeight({"is": 1, "en": 9})
     assert shares_of(weights, SIZES) == {"en": pytest.approx(0.9), "is": pytest.approx(0.1)}

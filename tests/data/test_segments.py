@@ -192,8 +192,7 @@ def test_the_tenth_draw_of_a_random_document_counts_even_if_it_is_the_same():
 
 
 def test_random_segments_start_anywhere_in_any_other_document():
-    sizes = [[30], [5] * 10, [5] * 2, [5] * 3]
-    source = source_of(sizes, NextSentence(63, 0.0))
+    source = source_of([[30], [5] * 10, [5] * 2, [5] * 3], NextSentence(63, 0.0))
     starts = Counter(p.b for epoch in range(600) for p in epoch_of(source, epoch) if p.a < 30)
     expected = {
         30 + 5 * s: 600 / 3 / n
@@ -321,8 +320,7 @@ def taken(source, cursor, count):
 def test_any_place_can_be_returned_to(segments, start, window):
     with mock.patch.multiple(selection, BLOCK=40, WINDOW=window, RUN=2):
         sizes = some_sizes(10, 30)
-        source = source_of(sizes, segments)
-        stream = taken(source, Cursor(), start + 300)
+        stream = taken(source_of(sizes, segments), Cursor(), start + 300)
         assert stream[-1][1].epoch >= 1
         assert max(cursor.block for _, cursor in stream) >= 3
         cursor = stream[start - 1][1] if start else Cursor()
@@ -382,11 +380,7 @@ def test_empty_documents_are_passed_over():
 
 def opened(chosen, seed, epoch):
     """The places of the documents that an epoch opens, block by block."""
-    blocks, block = [], 0
-    while block is not None:
-        blocks.append(chosen.open(seed, epoch, block).owners)
-        block = chosen.following(seed, epoch, block)
-    return blocks
+    return [chosen.open(seed, epoch, n).owners for n in chosen.block_numbers(seed, epoch)]
 
 
 def test_windows_hold_runs_from_everywhere():
@@ -415,8 +409,7 @@ def test_the_rest_of_an_epoch_takes_no_memory_for_later_windows():
         first = len(np.concatenate(blocks)) - len(rest)
         assert len(rest.left) < 256
         assert len(rest.runs) in range(60, 66)
-        nested = Selection(corpus_of([[1, 1]] * 1000), rest)
-        later = np.concatenate(opened(nested, 1, 0))
+        later = np.concatenate(opened(Selection(corpus_of([[1, 1]] * 1000), rest), 1, 0))
         assert len(rest) == len(np.asarray(rest)) == len(set(rest))
         read = np.concatenate(blocks)[: first - 2].tolist() + begun.tolist()
         assert sorted([*picked.ids[np.array(read)], *rest]) == picked.ids[:].tolist()
@@ -469,15 +462,12 @@ def test_a_million_documents_take_little_memory_and_time():
 # --- what cannot be
 
 
-@pytest.mark.parametrize(
-    ("make", "path"),
-    [
-        (lambda: NextSentence(4), "segments.length"),
-        (lambda: NextSentence(128, 1.5), "segments.short"),
-        (lambda: FullSentences(2), "segments.length"),
-        (lambda: source_of([[1]], FullSentences(8), data_copies=0), "data_copies"),
-    ],
-)
+@pytest.mark.parametrize(("make", "path"), [
+    (lambda: NextSentence(4), "segments.length"),
+    (lambda: NextSentence(128, 1.5), "segments.short"),
+    (lambda: FullSentences(2), "segments.length"),
+    (lambda: source_of([[1]], FullSentences(8), data_copies=0), "data_copies"),
+])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(make, path):
     with pytest.raises(ConfigError) as caught:
         make()

@@ -11,20 +11,17 @@ from bothways.data import sentences
 from bothways.data.sentences import check_language, detect_language, split_sentences
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "expected"),
-    [
-        ("en", "Dr. Smith met Mr. J. R. Jones at 3 p.m. in the U.S. They talked.", 2),
-        ("en", "Prices rose by 3.5 per cent, e.g. in Fig. 3. Really?! Yes... No.", 4),
-        ("en", 'He said: "Go. Now." Then he left.', 2),
-        ("zh", "他说：“你好。我走了。”然后他走了！真的吗？是的。", 4),
-        ("auto", "数学是研究数量的学科。它有3.5个分支。好！", 3),
-        ("auto", "One. Two.", 2),
-        ("de", "Das ist z.B. Berlin. Und nun?", 2),
-        ("en", "", 0),
-        ("en", " \n\t\u3000\r\n", 0),
-    ],
-)
+@pytest.mark.parametrize(("language", "text", "expected"), [
+    ("en", "Dr. Smith met Mr. J. R. Jones at 3 p.m. in the U.S. They talked.", 2),
+    ("en", "Prices rose by 3.5 per cent, e.g. in Fig. 3. Really?! Yes... No.", 4),
+    ("en", 'He said: "Go. Now." Then he left.', 2),
+    ("zh", "他说：“你好。我走了。”然后他走了！真的吗？是的。", 4),
+    ("auto", "数学是研究数量的学科。它有3.5个分支。好！", 3),
+    ("auto", "One. Two.", 2),
+    ("de", "Das ist z.B. Berlin. Und nun?", 2),
+    ("en", "", 0),
+    ("en", " \n\t\u3000\r\n", 0),
+])  # fmt: skip
 def test_counts(language, text, expected):
     assert len(split_sentences(text, language)) == expected
 
@@ -42,12 +39,10 @@ def test_no_character_is_lost_and_no_space_added(text, language):
     assert all(sentence and sentence == " ".join(sentence.split()) for sentence in found)
 
 
-@given(
-    st.lists(
-        st.sampled_from(["The cat sat.", "Why not?", "No!", "a" * 70, "你好。", "x. y"]),
-        min_size=20,
-    )
-)
+PARTS = st.sampled_from(["The cat sat.", "Why not?", "No!", "a" * 70, "你好。", "x. y"])
+
+
+@given(st.lists(PARTS, min_size=20))
 def test_nothing_is_lost_where_a_long_paragraph_is_cut(parts):
     text = " ".join(parts)
     with pytest.MonkeyPatch.context() as patch:
@@ -85,12 +80,8 @@ def test_time_does_not_grow_with_the_square():
 
 
 def test_the_language_is_told_from_the_first_thousand_characters():
-    for text, language in (
-        ("", "en"),
-        ("我们用 BERT 做实验。", "zh"),
-        ("a" * 5000 + "数" * 5000, "en"),
-    ):
-        assert detect_language(text) == language
+    texts = ["", "我们用 BERT 做实验。", "a" * 5000 + "数" * 5000]
+    assert [*map(detect_language, texts)] == ["en", "zh", "en"]
 
 
 @given(st.text(st.sampled_from("ab 数豈𠀀あ。\n") | st.characters(exclude_categories=["Cs"])))

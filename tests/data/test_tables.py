@@ -101,11 +101,8 @@ def test_a_number_that_is_no_name_means_that_there_is_no_header(tmp_path):
 
 
 def test_plain_lines_are_texts_and_empty_ones_count(tmp_path):
-    assert values(open_table(write(tmp_path / "a.txt", "one\n\nthree\n"))) == [
-        {"text": "one"},
-        {"text": ""},
-        {"text": "three"},
-    ]
+    rows = values(open_table(write(tmp_path / "a.txt", "one\n\nthree\n")))
+    assert rows == [{"text": "one"}, {"text": ""}, {"text": "three"}]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
@@ -157,14 +154,9 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path, monkeypatch):
     import datasets
 
     label = datasets.ClassLabel(names=["no", "yes"])
-    features = datasets.Features(
-        {"text": datasets.Value("string"), "label": label, "tags": [label]}
-    )
-    rows = {
-        "text": ["a", "b", "c", "d"],
-        "label": [1, 0, -1, None],
-        "tags": [[0, 1], [], [-1, None], None],
-    }
+    kinds = {"text": datasets.Value("string"), "label": label, "tags": [label]}
+    features, tags = datasets.Features(kinds), [[0, 1], [], [-1, None], None]
+    rows = {"text": ["a", "b", "c", "d"], "label": [1, 0, -1, None], "tags": tags}
     asked = []
 
     def load(*arguments: object, **options: object) -> object:
@@ -305,19 +297,16 @@ def test_a_table_that_is_refused_leaves_no_open_file(tmp_path):
     assert path not in {str(link.resolve()) for link in Path("/proc/self/fd").glob("*")}
 
 
-@pytest.mark.parametrize(
-    ("first", "rows", "expected"),
-    [
-        (["A fine film.", "positive"], [["Dull.", "negative"], ["Good.", "positive"]], False),
-        (["Dull.", "0"], [["Good.", "1"]], False),
-        (["x" * 81, "a"], [["y", "b"]], False),
-        (["text", "0"], [["Good.", "1"]], True),
-        (["Bewertung", "Sterne"], [["Gut.", "5"]], True),
-        (["0", "1"], [["0.5", "0.25"]], True),
-        (["", "review", "stars"], [["0", "Good.", "5"]], True),
-        (["only", "header"], [], True),
-    ],
-)
+@pytest.mark.parametrize(("first", "rows", "expected"), [
+    (["A fine film.", "positive"], [["Dull.", "negative"], ["Good.", "positive"]], False),
+    (["Dull.", "0"], [["Good.", "1"]], False),
+    (["x" * 81, "a"], [["y", "b"]], False),
+    (["text", "0"], [["Good.", "1"]], True),
+    (["Bewertung", "Sterne"], [["Gut.", "5"]], True),
+    (["0", "1"], [["0.5", "0.25"]], True),
+    (["", "review", "stars"], [["0", "Good.", "5"]], True),
+    (["only", "header"], [], True),
+])  # fmt: skip
 def test_a_first_row_of_data_is_not_a_header(first, rows, expected):
     assert is_header(first, rows) is expected
 

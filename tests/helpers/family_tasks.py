@@ -37,14 +37,14 @@ from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import (
-    Albert,
-    Bert as BertNormalisation,
-    BigBird,
-    ByteDeberta,
-    PieceDeberta,
     Pipeline,
-    XlmRoberta,
+    albert,
+    bert,
+    big_bird,
+    byte_deberta,
     find_specials,
+    piece_deberta,
+    xlm_roberta,
 )
 from bothways.text.tokenizer_files import bert_backend, dress, finish
 from bothways.text.trainers import SPECIALS, ByteBPE, train_vocabulary
@@ -90,13 +90,13 @@ def tokenizer_of(family: str) -> Tokenizer:
         case "roberta" | "longformer":
             return train_vocabulary(TEXTS, ByteBPE(300))
         case "xlm-roberta":
-            return unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], XlmRoberta(), 3)
+            return unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], xlm_roberta(), 3)
         case "big_bird":
             return unigram(
-                ["<pad>", "</s>", "<s>", "[CLS]", "[SEP]", "[MASK]", "<unk>"], BigBird(), 6
+                ["<pad>", "</s>", "<s>", "[CLS]", "[SEP]", "[MASK]", "<unk>"], big_bird(), 6
             )
         case "albert":
-            return unigram(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], Albert(), 1)
+            return unigram(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], albert(), 1)
         case "deberta":
             spec = json.loads(train_vocabulary(TEXTS, ByteBPE(300)).backend.to_str())["model"]
             names = {f"<{old}>": f"[{new}]" for old, new in BYTE_NAMES}
@@ -105,14 +105,14 @@ def tokenizer_of(family: str) -> Tokenizer:
                 models.BPE(vocab, [tuple(merge) for merge in spec["merges"]])
             )
             specials = find_specials(backend, {}, "made here")
-            dress(backend, ByteDeberta(prefix_space=True, doubled=True), specials)
+            dress(backend, byte_deberta(prefix_space=True), specials)
             return Tokenizer(finish(backend, specials), specials)
         case "deberta-v2":
-            return unigram(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"], PieceDeberta(), 3)
+            return unigram(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"], piece_deberta(), 3)
         case _:
             backend = bert_backend(
                 {word: id for id, word in enumerate([*SPECIALS, *WORDS, "##s"])},
-                BertNormalisation(),
+                bert(),
             )
             specials = find_specials(backend, {}, "made here")
             return Tokenizer(finish(backend, specials), specials)

@@ -6,32 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_family_tokenizers as family
 from hypothesis import example, given, settings, strategies as st
-from test_family_tokenizers import (
-    ALBERT,
-    MASK,
-    albert_of,
-    message,
-    rounded,
-    word_piece,
-    write_bytes_layout,
-)
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
+import toy_text
 from bothways.core.errors import TokenizerError
 from bothways.hub.resolve import MODEL_FILES
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import CONFIG, GENERIC
 from kernel_cases import examples
-from toy_text import (
-    BERT_NAMES,
-    assert_same_tokens,
-    bert_tokens,
-    hostile,
-    roberta_backend,
-    write_vocabulary,
-)
 
 
 def numbered(first: int, **flags: bool) -> dict[str, Any]:
@@ -46,21 +31,12 @@ def numbered(first: int, **flags: bool) -> dict[str, Any]:
 
 EXTRA: list[dict[str, dict[str, Any]]] = [
     {"added_tokens.json": {"Foo": 1, "[X1]": 0}},
-    {
-        "added_tokens.json": {"[X1]": 0, "Foo": 1},
-        CONFIG: {"extra_special_tokens": ["[X1]"]},
-    },
+    {"added_tokens.json": {"[X1]": 0, "Foo": 1}, CONFIG: {"extra_special_tokens": ["[X1]"]}},
     {"special_tokens_map.json": {"additional_special_tokens": ["[X1]", "Foo"]}},
     {CONFIG: {"additional_special_tokens": ["[X1]", "Foo"]}},
     {CONFIG: {"extra_special_tokens": ["[X1]", "Foo"]}},  # of version 5
     {CONFIG: {"extra_special_tokens": {"one_token": "[X1]", "two_token": "Foo"}}},
-    {
-        CONFIG: {
-            "eos_token": "Foo",
-            "bos_token": "[X1]",
-            "extra_special_tokens": ["[MASK]", "[X2]"],
-        }
-    },
+    {CONFIG: {"eos_token": "Foo", "bos_token": "[X1]", "extra_special_tokens": ["[MASK]", "[X2]"]}},
     {CONFIG: {"added_tokens_decoder": numbered(0)}},
     {CONFIG: {"added_tokens_decoder": numbered(0, lstrip=True, normalized=False)}},
     {CONFIG: {"added_tokens_decoder": numbered(0, rstrip=True)}},
@@ -88,15 +64,15 @@ def write_beside(folder: Path, first: int, files: dict[str, dict[str, Any]]) -> 
 
 
 def plain(folder: Path) -> None:
-    write_vocabulary(folder, tokenizer_class="BertTokenizer", do_lower_case=True)
+    toy_text.write_vocabulary(folder, tokenizer_class="BertTokenizer", do_lower_case=True)
 
 
 def cased(folder: Path) -> None:
-    write_vocabulary(folder, tokenizer_class="BertTokenizer", do_lower_case=False)
+    toy_text.write_vocabulary(folder, tokenizer_class="BertTokenizer", do_lower_case=False)
 
 
 def beside_json(folder: Path) -> None:
-    word_piece().save_pretrained(folder)
+    family.word_piece().save_pretrained(folder)
 
 
 def generic(folder: Path) -> None:
@@ -106,24 +82,23 @@ def generic(folder: Path) -> None:
 
 def of_bytes(folder: Path) -> None:
     folder.mkdir()
-    write_bytes_layout(folder)
-    config = {"tokenizer_class": "RobertaTokenizer", "mask_token": {"__type": "AddedToken", **MASK}}
+    family.write_bytes_layout(folder)
+    config = {
+        "tokenizer_class": "RobertaTokenizer",
+        "mask_token": {"__type": "AddedToken", **family.MASK},
+    }
     (folder / CONFIG).write_text(json.dumps(config))
 
 
 LAYOUTS: dict[Callable[[Path], None], int] = {
-    **dict.fromkeys((plain, cased, beside_json, generic), len(bert_tokens())),
-    of_bytes: len(roberta_backend().get_vocab()),
+    **dict.fromkeys((plain, cased, beside_json, generic), len(toy_text.bert_tokens())),
+    of_bytes: len(toy_text.roberta_backend().get_vocab()),
 }
 """The layouts of a folder, and the tokens of each."""
 TEXTS = [
-    "a [X1] Foo b",
-    "[X1]Foo [X1]",
-    " foo  [x1] [X1]\n\tFoo.Foo xFoo",
-    "hello [X1] [MASK]Foo[X2] é",
-    "",
-    "FOO <mask> <s>",
-]
+    "a [X1] Foo b", "[X1]Foo [X1]", " foo  [x1] [X1]\n\tFoo.Foo xFoo", "hello [X1] [MASK]Foo[X2] é",
+    "", "FOO <mask> <s>",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +121,9 @@ def folders(tmp_path_factory) -> list[tuple[Tokenizer, Any, Any]]:
 
 
 mixed = st.lists(
-    st.one_of(hostile, st.sampled_from(["[X1]", "Foo", "foo", " Foo ", "[X2]", "Foo[X1]", "<s>"]))
+    st.one_of(
+        toy_text.hostile, st.sampled_from(["[X1]", "Foo", "foo", " Foo ", "[X2]", "Foo[X1]", "<s>"])
+    )
 ).map("".join)
 
 
@@ -155,7 +132,7 @@ mixed = st.lists(
 @settings(max_examples=examples(20))
 def test_ids_and_offsets_are_those_of_transformers_both_ways(folders, texts):
     for ours, theirs, again in folders:
-        assert_same_tokens(ours, theirs, texts)
+        toy_text.assert_same_tokens(ours, theirs, texts)
         ids = [row.tolist() for row in ours.encode(texts)]
         assert again(texts, add_special_tokens=False)["input_ids"] == ids
 
@@ -174,50 +151,49 @@ def test_an_added_token_is_known_by_a_model_of_pieces(tmp_path):
     for strips in (True, False):
         folder = tmp_path / str(strips)
         folder.mkdir()
-        (folder / "spiece.model").write_bytes(message(ALBERT))
+        (folder / "spiece.model").write_bytes(family.message(family.ALBERT))
         mask = {"content": "[MASK]", "lstrip": strips, "normalized": False, "special": True}
-        table = {"4": mask, **numbered(len(ALBERT))}
+        table = {"4": mask, **numbered(len(family.ALBERT))}
         (folder / CONFIG).write_text(json.dumps({"added_tokens_decoder": table}))
-        theirs = albert_of(rounded(ALBERT))
+        theirs = family.albert_of(family.rounded(family.ALBERT))
         theirs.add_tokens([AddedToken("[X1]", special=True), AddedToken("Foo")])
         theirs.add_tokens([AddedToken("[MASK]", lstrip=strips, special=True)])
         texts = ["the [X1] foo [MASK]he Foo", "hello[X1]"]
-        assert_same_tokens(Tokenizer.load(folder), theirs, texts)
+        toy_text.assert_same_tokens(Tokenizer.load(folder), theirs, texts)
 
 
 def test_a_mask_that_is_added_makes_a_vocabulary_whole(tmp_path):
-    folder = write_vocabulary(
-        tmp_path / "in", [*BERT_NAMES[:4], "a", "b"], tokenizer_class="BertTokenizer"
+    folder = toy_text.write_vocabulary(
+        tmp_path / "in", [*toy_text.BERT_NAMES[:4], "a", "b"], tokenizer_class="BertTokenizer"
     )
     (folder / "added_tokens.json").write_text('{"[MASK]": 6}')
     (folder / "config.json").write_text('{"model_type": "bert"}')
     ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     assert ours.specials.mask == theirs.mask_token_id == 6
-    assert_same_tokens(ours, theirs, ["a [MASK] b"])
+    toy_text.assert_same_tokens(ours, theirs, ["a [MASK] b"])
 
 
 def test_the_flags_of_tokenizer_json_count_over_an_older_file(tmp_path):
-    made = word_piece()
+    made = family.word_piece()
     made.add_tokens([AddedToken("Foo", single_word=True)])
     made.save_pretrained(tmp_path)
-    (tmp_path / "added_tokens.json").write_text(json.dumps({"Foo": len(bert_tokens())}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"Foo": len(toy_text.bert_tokens())}))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert_same_tokens(Tokenizer.load(tmp_path), theirs, ["a Foo xFoo", "foo"])
+    toy_text.assert_same_tokens(Tokenizer.load(tmp_path), theirs, ["a Foo xFoo", "foo"])
 
 
 @pytest.mark.parametrize("listed", [False, True])
 def test_special_tokens_map_contradicts_the_settings_as_in_transformers(listed, tmp_path):
     """The map counts, unless the settings list tokens by id."""
-    folder = write_vocabulary(tmp_path)
+    folder = toy_text.write_vocabulary(tmp_path)
     settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]"}
     if listed:
-        settings["added_tokens_decoder"] = numbered(len(bert_tokens()))
+        settings["added_tokens_decoder"] = numbered(len(toy_text.bert_tokens()))
     (folder / CONFIG).write_text(json.dumps(settings))
     (folder / "special_tokens_map.json").write_text('{"cls_token": "hello"}')
     reference = AutoTokenizer.from_pretrained(folder)
     assert reference.cls_token == ("[CLS]" if listed else "hello")
-    model = Tokenizer.load(folder)
-    assert model.specials.cls == reference.cls_token_id
+    assert Tokenizer.load(folder).specials.cls == reference.cls_token_id
 
 
 def test_the_hub_is_asked_for_them():
@@ -236,7 +212,7 @@ def test_the_hub_is_asked_for_them():
     (CONFIG, {"extra_special_tokens": 6}),
 ])  # fmt: skip
 def test_invalid_added_token_is_refused(tmp_path, file, content):
-    folder = write_vocabulary(tmp_path, [*BERT_NAMES, "a"])
+    folder = toy_text.write_vocabulary(tmp_path, [*toy_text.BERT_NAMES, "a"])
     (folder / file).write_text(json.dumps(content))
     with pytest.raises(TokenizerError) as caught:
         Tokenizer.load(folder)

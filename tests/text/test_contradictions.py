@@ -141,18 +141,15 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (change(["model", "vocab"], {}), "token"),
-        (
-            change(["normalizer"], {"type": "Sequence", "normalizers": [DOUBLE] * 34}),
-            "its normaliser makes up to 17,179,869,184 characters of one",
-        ),
-        (change(["post_processor"], TEMPLATE), "its post-processor"),
-        (change(["post_processor"], BEYOND), "adds the id 1000000, which no token has"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "message"), [
+    (change(["model", "vocab"], {}), "token"),
+    (
+        change(["normalizer"], {"type": "Sequence", "normalizers": [DOUBLE] * 34}),
+        "its normaliser makes up to 17,179,869,184 characters of one",
+    ),
+    (change(["post_processor"], TEMPLATE), "its post-processor"),
+    (change(["post_processor"], BEYOND), "adds the id 1000000, which no token has"),
+])  # fmt: skip
 def test_a_hostile_tokenizer_is_refused(tmp_path, spoil, message):
     Tokenizer.load(write_vocabulary(tmp_path / "a")).save(tmp_path / "b")
     spec = json.loads((tmp_path / "b" / "tokenizer.json").read_text())
@@ -175,17 +172,14 @@ def test_ids_far_beyond_the_tokens_take_no_memory(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10**6  # kilobytes
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"[" * 10**5,
-        b'{"model_max_length": ' + b"9" * 5000 + b"}",
-        b'{"mask_token": "\\ud800"}',
-        b'{"added_tokens_decoder": {"3": {"content": "\\udc00"}}}',
-        b'{"added_tokens_decoder": {"%s": {"content": "a"}}}' % (b"3" * 5000),
-        b'{"extra_special_tokens": ["\\ud800x"]}',
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"[" * 10**5,
+    b'{"model_max_length": ' + b"9" * 5000 + b"}",
+    b'{"mask_token": "\\ud800"}',
+    b'{"added_tokens_decoder": {"3": {"content": "\\udc00"}}}',
+    b'{"added_tokens_decoder": {"%s": {"content": "a"}}}' % (b"3" * 5000),
+    b'{"extra_special_tokens": ["\\ud800x"]}',
+])  # fmt: skip
 def test_hostile_settings_are_refused(tmp_path, content):
     Tokenizer.load(write_vocabulary(tmp_path / "a")).save(tmp_path / "b")
     (tmp_path / "b" / "tokenizer_config.json").write_bytes(content)

@@ -9,21 +9,11 @@ import transformers
 from hypothesis import assume, given, settings, strategies as st
 from tokenizers import Tokenizer as Backend, models, normalizers, pre_tokenizers
 
+import toy_text
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import CONFIG, Specials
 from bothways.text.trainers import ByteBPE, Unigram, train_vocabulary
-from toy_text import (
-    BERT_NAMES,
-    assert_same_tokens,
-    bert_tokens,
-    google_tokens,
-    hostile,
-    load,
-    roberta_backend,
-    save_and_open,
-    write_vocabulary,
-)
 
 SETTINGS = [
     {},
@@ -33,15 +23,10 @@ SETTINGS = [
     {"tokenize_chinese_chars": False},
     {"do_lower_case": False, "tokenize_chinese_chars": False},
 ]
-TOKENS = bert_tokens()
+TOKENS = toy_text.bert_tokens()
 ASCII_CASES = [
-    "Hello, playing world!",
-    "",
-    " ",
-    "don't [MASK] it",
-    "naïve e\u0301 中文字 x",
-    "\x00a\u200bb [UNK]",
-]
+    "Hello, playing world!", "", " ", "don't [MASK] it", "naïve e\u0301 中文字 x", "\x00a\u200bb [UNK]",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +34,7 @@ def pairs(tmp_path_factory):
     """Ours and transformers', for each of the settings."""
     made = []
     for number, config in enumerate(SETTINGS):
-        folder = write_vocabulary(tmp_path_factory.mktemp("vocab") / str(number), **config)
+        folder = toy_text.write_vocabulary(tmp_path_factory.mktemp("vocab") / str(number), **config)
         theirs = transformers.BertTokenizer(
             vocab={token: id for id, token in enumerate(TOKENS)}, **config
         )
@@ -57,11 +42,11 @@ def pairs(tmp_path_factory):
     return made
 
 
-@given(texts=st.lists(hostile, min_size=1, max_size=4))
+@given(texts=st.lists(toy_text.hostile, min_size=1, max_size=4))
 @settings(max_examples=50)
 def test_ids_and_offsets_are_those_of_transformers(pairs, texts):
     for ours, theirs in pairs:
-        assert_same_tokens(ours, theirs, texts)
+        toy_text.assert_same_tokens(ours, theirs, texts)
         expected, encoded = theirs(texts, add_special_tokens=False), ours.encode_with_offsets(texts)
         assert [row.ids.tolist() for row in encoded] == expected["input_ids"]
         words = [expected.word_ids(i) for i in range(len(texts))]
@@ -83,9 +68,9 @@ _SETTLED = "".join(
 @given(text=st.text(st.sampled_from(_SETTLED + " " * 200), max_size=40), lowercase=st.booleans())
 @settings(max_examples=100)
 def test_tokens_are_those_of_googles_algorithm(pairs, text, lowercase):
-    assume(not any(name in text for name in BERT_NAMES))
+    assume(not any(name in text for name in toy_text.BERT_NAMES))
     ours = pairs[0 if lowercase else 1][0]
-    expected = google_tokens(text, set(TOKENS), lowercase=lowercase)
+    expected = toy_text.google_tokens(text, set(TOKENS), lowercase=lowercase)
     assert [ours.token(id) for id in ours.encode([text])[0].tolist()] == expected
 
 
@@ -95,23 +80,23 @@ def test_known_differences_from_google(pairs):
     def tokens(text):
         return [ours.token(id) for id in ours.encode([text])[0].tolist()]
 
-    assert google_tokens("a" * 101, vocab, lowercase=True) == ["a"] + ["##a"] * 100
+    assert toy_text.google_tokens("a" * 101, vocab, lowercase=True) == ["a"] + ["##a"] * 100
     assert tokens("a" * 101) == ["[UNK]"]
-    assert tokens("a" * 100) == google_tokens("a" * 100, vocab, lowercase=True)
-    assert google_tokens("a\U0002b820b", vocab, lowercase=True) == ["a", "[UNK]", "b"]
+    assert tokens("a" * 100) == toy_text.google_tokens("a" * 100, vocab, lowercase=True)
+    assert toy_text.google_tokens("a\U0002b820b", vocab, lowercase=True) == ["a", "[UNK]", "b"]
     assert tokens("a\U0002b820b") == ["[UNK]"]
-    assert google_tokens("a\ue000b", vocab, lowercase=True) == ["[UNK]"]
+    assert toy_text.google_tokens("a\ue000b", vocab, lowercase=True) == ["[UNK]"]
     assert tokens("a\ue000b") == ["a", "##b"]
-    assert google_tokens("ΑΣ", vocab, lowercase=True) == ["α", "##ς"]
+    assert toy_text.google_tokens("ΑΣ", vocab, lowercase=True) == ["α", "##ς"]
     assert tokens("ΑΣ") == ["α", "##σ"]
-    assert google_tokens("[MASK]", vocab, lowercase=True) == ["[", "mask", "]"]
+    assert toy_text.google_tokens("[MASK]", vocab, lowercase=True) == ["[", "mask", "]"]
     assert tokens("[MASK]") == ["[MASK]"]
 
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)))
 def test_saved_bert_opens_in_transformers_with_the_same_ids(tmp_path, pairs, number):
     ours = pairs[number][0]
-    theirs = save_and_open(ours, tmp_path, ASCII_CASES, positions=77)
+    theirs = toy_text.save_and_open(ours, tmp_path, ASCII_CASES, positions=77)
     assert type(theirs) is transformers.BertTokenizer
     assert theirs.model_max_length == 77
     assert (theirs.pad_token_id, theirs.mask_token_id) == (ours.specials.pad, ours.specials.mask)
@@ -126,17 +111,12 @@ def test_saved_bert_opens_in_transformers_with_the_same_ids(tmp_path, pairs, num
 
 def test_special_tokens_by_the_names_of_the_configuration(tmp_path):
     tokens = ["<blank>", "?", "<begin>", "<end>", "<hole>", "a", "b"]
-    names = {
-        "pad_token": "<blank>",
-        "unk_token": "?",
-        "cls_token": {"content": "<begin>"},
-        "sep_token": "<end>",
-        "mask_token": "<hole>",
-    }
-    ours = Tokenizer.load(write_vocabulary(tmp_path / "in", tokens, **names))
+    uses = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    names = dict(zip(uses, tokens, strict=False)) | {"cls_token": {"content": "<begin>"}}
+    ours = Tokenizer.load(toy_text.write_vocabulary(tmp_path / "in", tokens, **names))
     assert ours.specials == Specials(pad=0, unknown=1, cls=2, sep=3, mask=4)
     assert ours.encode(["a<hole>x b"])[0].tolist() == [5, 4, 1, 6]
-    theirs = save_and_open(ours, tmp_path / "out", ["a<hole>x b"])
+    theirs = toy_text.save_and_open(ours, tmp_path / "out", ["a<hole>x b"])
     assert theirs("a<hole>x b").input_ids == [2, 5, 4, 1, 6, 3]
     assert theirs.mask_token_id == 4
 
@@ -150,10 +130,10 @@ def test_files_of_another_tokenizer_are_not_read_with_those_that_are_saved(tmp_p
 
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path):
-    backend = Tokenizer.load(write_vocabulary(tmp_path / "in")).backend
+    backend = Tokenizer.load(toy_text.write_vocabulary(tmp_path / "in")).backend
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
-    ours = load(backend, tmp_path / "file")
+    ours = toy_text.load(backend, tmp_path / "file")
     assert list(map(len, ours.encode(["a b c d", "a"]))) == [4, 1]
     assert list(map(len, [row.ids for row in ours.encode_with_offsets(["a b c d", "a"])])) == [4, 1]
 
@@ -161,7 +141,9 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path):
 def test_tables_of_word_piece(pairs):
     ours = pairs[0][0]
     assert ours.size == len(TOKENS)
-    assert ours.special.tolist() == [token in BERT_NAMES and token != "[UNK]" for token in TOKENS]
+    assert ours.special.tolist() == [
+        token in toy_text.BERT_NAMES and token != "[UNK]" for token in TOKENS
+    ]
     assert ours.continues.tolist() == [token.startswith("##") for token in TOKENS]
     assert ours.lowercase
     assert not pairs[1][0].lowercase
@@ -170,7 +152,7 @@ def test_tables_of_word_piece(pairs):
     assert ours.id("nothing of the kind") is None
 
 
-@given(text=hostile)
+@given(text=toy_text.hostile)
 def test_continuing_tokens_touch_the_token_before(pairs, text):
     """In WordPiece a token continues if and only if it is in the word of the token before."""
     for ours, _ in pairs[:2]:
@@ -180,7 +162,7 @@ def test_continuing_tokens_touch_the_token_before(pairs, text):
 
 
 def test_tables_of_byte_level_bpe(tmp_path):
-    ours = load(roberta_backend(), tmp_path)
+    ours = toy_text.load(toy_text.roberta_backend(), tmp_path)
     spelled = {token: bool(ours.continues[id]) for token, id in ours.backend.get_vocab().items()}
     assert spelled["a"]
     assert spelled["hello"]
@@ -192,10 +174,10 @@ def test_tables_of_byte_level_bpe(tmp_path):
 
 
 def test_words_alone_continue_nothing(tmp_path):
-    vocab = {token: id for id, token in enumerate([*BERT_NAMES, "a"])}
+    vocab = {token: id for id, token in enumerate([*toy_text.BERT_NAMES, "a"])}
     backend = Backend(models.WordLevel(vocab, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    ours = load(backend, tmp_path)
+    ours = toy_text.load(backend, tmp_path)
     assert not ours.continues.any()
     assert ours.encode(["a b a"])[0].tolist() == [5, 1, 5]
 
@@ -210,11 +192,11 @@ def test_pickle_keeps_everything(pairs):
 
 
 def test_fingerprint_sees_what_decides_the_ids_and_not_the_layout_of_the_file(tmp_path):
-    ours = Tokenizer.load(write_vocabulary(tmp_path / "a"))
+    ours = Tokenizer.load(toy_text.write_vocabulary(tmp_path / "a"))
     spec = json.dumps(json.loads(ours.backend.to_str()), indent=7)
     (tmp_path / "tokenizer.json").write_text(spec, encoding="utf-8")
     assert Tokenizer.load(tmp_path / "tokenizer.json").fingerprint == ours.fingerprint
-    cased = Tokenizer.load(write_vocabulary(tmp_path / "b", do_lower_case=False))
+    cased = Tokenizer.load(toy_text.write_vocabulary(tmp_path / "b", do_lower_case=False))
     assert cased.fingerprint != ours.fingerprint
 
 
@@ -232,24 +214,28 @@ def test_arrays_can_be_written(pairs):
 
 
 def test_settings_that_are_null_are_as_if_left_out(tmp_path):
-    plain = Tokenizer.load(write_vocabulary(tmp_path / "plain"))
+    plain = Tokenizer.load(toy_text.write_vocabulary(tmp_path / "plain"))
     keys = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "unk_token", "mask_token")
-    null = Tokenizer.load(write_vocabulary(tmp_path / "null", **dict.fromkeys(keys)))
+    null = Tokenizer.load(toy_text.write_vocabulary(tmp_path / "null", **dict.fromkeys(keys)))
     assert null.fingerprint == plain.fingerprint
 
 
-VOCABULARY = "\n".join([*BERT_NAMES, "a"])
+VOCABULARY = "\n".join([*toy_text.BERT_NAMES, "a"])
 OTHER_UNKNOWN = {"type": "WordPiece", "unk_token": "<oov>", "continuing_subword_prefix": "##"} | {
     "max_input_chars_per_word": 100, "vocab": {token: id for id, token in enumerate(TOKENS)}
 }  # fmt: skip
-NO_UNKNOWN = {"type": "Unigram", "unk_id": None, "vocab": [[name, 0.0] for name in BERT_NAMES]}
+NO_UNKNOWN = {
+    "type": "Unigram",
+    "unk_id": None,
+    "vocab": [[name, 0.0] for name in toy_text.BERT_NAMES],
+}
 
 
 @pytest.mark.parametrize(("files", "says"), [
     ({}, "holds no tokenizer: none of tokenizer.json, vocab.txt"),
     ({"vocab.txt": b"\x1f\x8b\x08\x00\xff\xfe"}, "is not UTF-8 text"),
     ({"vocab.txt": ""}, "has 1 tokens, fewer than the 5 special tokens"),
-    ({"vocab.txt": "\n".join([*BERT_NAMES[:4], "a"])}, r"lacks special tokens: \[MASK\] or <mask>"),
+    ({"vocab.txt": "\n".join([*toy_text.BERT_NAMES[:4], "a"])}, r"lacks special tokens: \[MASK\] or <mask>"),
     ({"tokenizer.json": '{"a": 1}'}, "is not a tokenizer that tokenizers"),
     ({"tokenizer.json": {"model": OTHER_UNKNOWN}}, "unknown token '<oov>' is not in its vocabulary"),
     ({"tokenizer.json": {"model": NO_UNKNOWN}}, "`unk_id` is missing"),
@@ -283,9 +269,9 @@ def test_folders_that_cannot_be_read_or_written(tmp_path, pairs):
 
 @pytest.mark.parametrize("family", ["bert", "bytes"])
 def test_half_a_surrogate_pair_is_no_text(tmp_path, pairs, family):
-    backend = roberta_backend()
+    backend = toy_text.roberta_backend()
     backend.normalizer = normalizers.NFC()  # texts are not divided into pieces first
-    ours = pairs[0][0] if family == "bert" else load(backend, tmp_path)
+    ours = pairs[0][0] if family == "bert" else toy_text.load(backend, tmp_path)
     for encode in (ours.encode, ours.encode_flat, ours.encode_with_offsets):
         with pytest.raises(DataError, match=r"text 1 holds U\+D800 at character 2"):
             encode(["fine", "no\ud800 ", "fine"])
@@ -335,11 +321,9 @@ def _words(tokenizer, text):
 @pytest.mark.parametrize("kind", [ByteBPE(size=400), Unigram(size=120)])
 def test_words_end_at_punctuation_and_in_scripts_without_spaces(kind):
     text = ["the dog, the house. (a cat) 数学课很有趣。"] * 20
-    tokenizer = train_vocabulary(text, kind)
-    words = _words(tokenizer, text[0])
+    words = _words(train_vocabulary(text, kind), text[0])
     for word in ("the", "dog", "house", "cat", ",", "."):
         assert word in words
     assert max(map(len, words)) <= 16
-    chinese = words[words.index(next(w for w in words if "数" in w)) :]
-    assert len(chinese) >= 2
+    assert len(words[words.index(next(w for w in words if "数" in w)) :]) >= 2
     assert "".join(words) == text[0].replace(" ", "").replace("。", words[-1][-1])

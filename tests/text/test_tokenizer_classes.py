@@ -9,29 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import test_family_tokenizers as family
 import transformers
-from test_family_tokenizers import (
-    ALBERT,
-    MAP,
-    PIECES,
-    albert,
-    big_bird,
-    deberta,
-    deberta_v2,
-    message,
-    roberta,
-    word_piece,
-    xlm,
-)
 from transformers import AutoTokenizer
 
 from bothways.core.errors import ResourceError, TokenizerError
+from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 from kernel_cases import examples
 from odd_texts import odd_texts
 from spread import in_turn
-from toy_text import bert_tokens, roberta_backend
+from toy_text import assert_same_tokens, bert_tokens, roberta_backend, save_and_open
 
 TEXTS = odd_texts()
 BERT = ["Bert", "DistilBert", "Electra"]
@@ -89,8 +79,8 @@ def saved(folder: Path, made: Any, kind: str, name: str | None = None, **config:
 def camembert() -> Any:
     names = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
     scores = [-100.0 if name == "<unk>NOTUSED" else 0.0 for name in names]
-    vocab = [*zip(names, scores, strict=True), *PIECES, ("<mask>", 0.0)]
-    return transformers.CamembertTokenizer(vocab=vocab, _spm_precompiled_charsmap=MAP)
+    vocab = [*zip(names, scores, strict=True), *family.PIECES, ("<mask>", 0.0)]
+    return transformers.CamembertTokenizer(vocab=vocab, _spm_precompiled_charsmap=family.MAP)
 
 
 def mpnet() -> Any:
@@ -111,37 +101,66 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
         for stem, fast in zip(BERT, itertools.cycle(("", "Fast")))
     },
     "Bert of a RoBERTa": lambda f: words(f, "BertTokenizer", "roberta"),
-    "Bert, tokenizer.json": lambda f: saved(f, word_piece(), "bert"),
-    "Electra, tokenizer.json": lambda f: saved(f, word_piece(), "electra", "ElectraTokenizerFast"),
+    "Bert, tokenizer.json": lambda f: saved(f, family.word_piece(), "bert"),
+    "Electra, tokenizer.json": lambda f: saved(f, family.word_piece(), "electra", "ElectraTokenizerFast"),
     "MPNet": lambda f: saved(f, mpnet(), "mpnet"),
-    "Roberta": lambda f: saved(f, roberta(), "roberta"),
-    "Longformer": lambda f: saved(f, roberta(), "longformer", "LongformerTokenizerFast"),
-    "Bart": lambda f: saved(f, roberta(add_prefix_space=True), "bart", "BartTokenizer"),
-    "GPT2": lambda f: saved(f, roberta(), "gpt2", "GPT2Tokenizer"),
-    "Deberta": lambda f: saved(f, deberta(), "deberta"),
-    "DebertaV2": lambda f: saved(f, deberta_v2(), "deberta-v2"),
-    "XLMRoberta": lambda f: saved(f, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta"),
+    "Roberta": lambda f: saved(f, family.roberta(), "roberta"),
+    "Roberta with its spaces": lambda f: saved(f, family.roberta(trim_offsets=False), "roberta"),
+    "Longformer": lambda f: saved(f, family.roberta(), "longformer", "LongformerTokenizerFast"),
+    "Bart": lambda f: saved(f, family.roberta(add_prefix_space=True), "bart", "BartTokenizer"),
+    "GPT2": lambda f: saved(f, family.roberta(), "gpt2", "GPT2Tokenizer"),
+    "Deberta": lambda f: saved(f, family.deberta(), "deberta"),
+    "Deberta with a space": lambda f: saved(f, family.deberta(add_prefix_space=True), "deberta"),
+    "DebertaV2": lambda f: saved(f, family.deberta_v2(), "deberta-v2"),
+    "DebertaV2 in lower case, marks apart": lambda f: saved(
+        f, family.deberta_v2(do_lower_case=True, split_by_punct=True), "deberta-v2"
+    ),
+    "DebertaV2 without a space": lambda f: saved(
+        f, family.deberta_v2(add_prefix_space=False), "deberta-v2"
+    ),
+    "XLMRoberta": lambda f: saved(f, family.xlm(_spm_precompiled_charsmap=family.MAP), "xlm-roberta"),
     "Camembert": lambda f: saved(f, camembert(), "camembert"),
-    "Albert": lambda f: saved(f, albert(_spm_precompiled_charsmap=MAP), "albert"),
-    "FNet": lambda f: saved(f, albert(), "fnet", "FNetTokenizer"),
-    "BigBird": lambda f: saved(f, big_bird(), "big_bird"),
+    "XLMRoberta without a space": lambda f: saved(f, family.xlm(add_prefix_space=False), "xlm-roberta"),
+    "Albert": lambda f: saved(f, family.albert(_spm_precompiled_charsmap=family.MAP), "albert"),
+    "Albert, cased": lambda f: saved(f, family.albert(do_lower_case=False, keep_accents=True), "albert"),
+    "Albert, lower case with accents": lambda f: saved(
+        f, family.albert(keep_accents=True, add_prefix_space=False), "albert"
+    ),
+    "FNet": lambda f: saved(f, family.albert(), "fnet", "FNetTokenizer"),
+    "BigBird": lambda f: saved(f, family.big_bird(), "big_bird"),
+    "BigBird without a space": lambda f: saved(f, family.big_bird(add_prefix_space=False), "big_bird"),
     "Herbert": lambda f: word_ends(f, "HerbertTokenizer"),
     "OpenAIGPT": lambda f: word_ends(f, "OpenAIGPTTokenizer", "openai-gpt"),
     "OpenAIGPT by its model type": lambda f: word_ends(f, None, "openai-gpt"),
     "ModernBERT": generic,
-    "Nystromformer": lambda f: saved(f, albert(), "nystromformer", "AlbertTokenizer"),
+    "Nystromformer": lambda f: saved(f, family.albert(), "nystromformer", "AlbertTokenizer"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_ids_are_those_of_transformers(name, tmp_path):
-    folder = EQUAL[name](tmp_path)
-    tokenizer = Tokenizer.load(folder)
+def test_tokens_are_those_of_transformers_both_ways(name, tmp_path):
+    """Ids, offsets and special tokens, from a folder of theirs and from the one that is written."""
+    folder = EQUAL[name](tmp_path / "in")
+    tokenizer, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     texts = TEXTS[: 200 if name.startswith(tuple(BERT[1:])) else examples(2000)]
-    assert_equal(tokenizer, AutoTokenizer.from_pretrained(folder), texts)
-    tokenizer.save(tmp_path / "again")
-    again = Tokenizer.load(tmp_path / "again")
-    assert again.fingerprint == tokenizer.fingerprint
+    assert_same_tokens(tokenizer, theirs, texts)
+    segments = not name.startswith("Distil")
+    again = save_and_open(tokenizer, tmp_path / "out", texts, positions=77, segments=segments)
+    assert len(again) == len(theirs) == tokenizer.size
+    assert again.model_max_length == 77
+    for use in ("pad", "cls", "sep", "unk", "mask"):
+        assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id")
+    if "GPT" in name:  # whose class has no special tokens around texts
+        return
+    for pair in (("",), ("", "9, [MASK] play"), ("hello the <mask>", "9, [MASK] play")):
+        row, (first, *second) = again(*pair), tokenizer.encode(list(pair))
+        assert row["input_ids"] == theirs(*pair)["input_ids"]
+        assert ("token_type_ids" in row) == (segments and not tokenizer.flat)
+        sequence = assemble(first, second[0] if second else None, tokenizer.template)
+        assert sequence.ids.tolist() == row["input_ids"]
+        assert (sequence.ids.dtype, sequence.segments.dtype) == (np.int32, np.int8)
+        if "token_type_ids" in row:
+            assert sequence.segments.tolist() == row["token_type_ids"]
 
 
 def assert_equal(tokenizer: Tokenizer, theirs: Any, texts: list[str]) -> None:
@@ -162,7 +181,7 @@ REFUSED = [
     in_turn([(name,) for name in REFUSED], ["vocab.txt", "tokenizer.json", "config.json"]),
 )
 def test_other_classes_are_refused_by_name(name, layout, tmp_path):
-    saved(tmp_path, word_piece(), "bert", name)
+    saved(tmp_path, family.word_piece(), "bert", name)
     if layout != "tokenizer.json":
         words(tmp_path, name, "bert")
         (tmp_path / "tokenizer.json").unlink()
@@ -209,22 +228,19 @@ def test_japanese_offsets_are_places_in_the_text(tmp_path):
     assert parts[-4:] == ["東京", "大学", "で", "[MASK]"]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"word_tokenizer_type": "basic"},
-        {"word_tokenizer_type": "sudachi"},
-        {"word_tokenizer_type": "jumanpp"},
-        {"word_tokenizer_type": None},
-        {"subword_tokenizer_type": "sentencepiece"},
-        {"do_subword_tokenize": False},
-        {"never_split": ["a"]},
-        {"mecab_kwargs": {"mecab_dic": "other"}},
-        {"mecab_kwargs": {"dictionary": "unidic"}},
-        {"mecab_kwargs": ["unidic"]},
-        {"mecab_kwargs": {"normalize_text": False}, "subword_tokenizer_type": "character"},
-    ],
-)
+@pytest.mark.parametrize("config", [
+    {"word_tokenizer_type": "basic"},
+    {"word_tokenizer_type": "sudachi"},
+    {"word_tokenizer_type": "jumanpp"},
+    {"word_tokenizer_type": None},
+    {"subword_tokenizer_type": "sentencepiece"},
+    {"do_subword_tokenize": False},
+    {"never_split": ["a"]},
+    {"mecab_kwargs": {"mecab_dic": "other"}},
+    {"mecab_kwargs": {"dictionary": "unidic"}},
+    {"mecab_kwargs": ["unidic"]},
+    {"mecab_kwargs": {"normalize_text": False}, "subword_tokenizer_type": "character"},
+])  # fmt: skip
 def test_other_divisions_of_japanese_are_refused(config, tmp_path):
     with pytest.raises(TokenizerError, match=r"BertJapaneseTokenizer|mecab_kwargs") as caught:
         Tokenizer.load(japanese(tmp_path, **config))
@@ -238,24 +254,19 @@ def test_japanese_words_need_their_extra(tmp_path, monkeypatch):
     assert "bothways[ja]" in str(caught.value.fix)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("word_tokenizer_type", "mecab"),
-        ("do_basic_tokenize", False),
-        ("never_split", ["x"]),
-        ("split_special_tokens", True),
-    ],
-)
-def test_settings_of_another_class_are_refused(key, value, tmp_path):
+FOREIGN = {"word_tokenizer_type": "mecab", "never_split": ["x"], "do_basic_tokenize": False}
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+def test_settings_of_another_class_are_refused(key, tmp_path):
     with pytest.raises(TokenizerError, match=f"'{key}' is .* BertTokenizer") as caught:
-        Tokenizer.load(words(tmp_path, "BertTokenizer", "bert", **{key: value}))
+        Tokenizer.load(words(tmp_path, "BertTokenizer", "bert", **{key: FOREIGN[key]}))
     assert caught.value.where == tmp_path / "tokenizer_config.json"
 
 
 def changed(folder: Path, **parts: Any) -> Path:
     """BERT's folder with other parts of `tokenizer.json`, whose settings are kept."""
-    return edited(folder, word_piece(), "bert", **parts)
+    return edited(folder, family.word_piece(), "bert", **parts)
 
 
 @pytest.mark.parametrize("side", ["left", "Left"])
@@ -274,7 +285,7 @@ def test_texts_that_are_cut_at_their_beginning_are_refused(side, tmp_path):
     assert Tokenizer.load(folder).backend.truncation is None
 
 
-BERT_NORMALIZER = json.loads(word_piece()._tokenizer.normalizer.__getstate__())
+BERT_NORMALIZER = json.loads(family.word_piece()._tokenizer.normalizer.__getstate__())
 NFKC_FIRST = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, BERT_NORMALIZER]}
 ROBERTA = {
     "type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2],
@@ -282,21 +293,18 @@ ROBERTA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"normalizer": NFKC_FIRST},
-        {"normalizer": {"type": "Lowercase"}},
-        {"normalizer": None},
-        {"pre_tokenizer": {"type": "Whitespace"}},
-        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
-        {"pre_tokenizer": None},
-        {"post_processor": ROBERTA},
-        {"model": {"continuing_subword_prefix": "@@"}},
-        {"model": {"max_input_chars_per_word": 200}},
-        {"model": {"type": "WordLevel"}},
-    ],
-)
+@pytest.mark.parametrize("parts", [
+    {"normalizer": NFKC_FIRST},
+    {"normalizer": {"type": "Lowercase"}},
+    {"normalizer": None},
+    {"pre_tokenizer": {"type": "Whitespace"}},
+    {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+    {"pre_tokenizer": None},
+    {"post_processor": ROBERTA},
+    {"model": {"continuing_subword_prefix": "@@"}},
+    {"model": {"max_input_chars_per_word": 200}},
+    {"model": {"type": "WordLevel"}},
+])  # fmt: skip
 def test_a_file_that_is_not_of_its_class_is_refused(parts, tmp_path):
     """As it is for the generic class, which the message names."""
     with pytest.raises(TokenizerError, match="BertTokenizer, the tokenizer class") as caught:
@@ -313,20 +321,19 @@ def test_a_file_that_is_not_of_its_class_is_refused(parts, tmp_path):
 def test_pieces_of_camembert_are_shifted(tmp_path):
     heads = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
     folder = write(tmp_path, {"tokenizer_class": "CamembertTokenizer"}, "camembert")
-    (folder / "sentencepiece.bpe.model").write_bytes(message([*heads, *PIECES], charsmap=MAP))
+    (folder / "sentencepiece.bpe.model").write_bytes(
+        family.message([*heads, *family.PIECES], charsmap=family.MAP)
+    )
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.id("<s>") == 5
     assert_equal(tokenizer, camembert(), TEXTS[:800])
 
 
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        ({"vocab__txt": "a\n", "spiece__model": message(ALBERT)}, "several vocabularies"),
-        ({"vocab__txt": vocabulary(bert_tokens()), "bpe__codes": "a b 3"}, "bpe.codes"),
-        ({"tokenizer__model": b"x"}, "tokenizer.model"),
-    ],
-)
+@pytest.mark.parametrize(("files", "says"), [
+    ({"vocab__txt": "a\n", "spiece__model": family.message(family.ALBERT)}, "several vocabularies"),
+    ({"vocab__txt": vocabulary(bert_tokens()), "bpe__codes": "a b 3"}, "bpe.codes"),
+    ({"tokenizer__model": b"x"}, "tokenizer.model"),
+])  # fmt: skip
 def test_files_of_other_algorithms_are_refused(files, says, tmp_path):
     with pytest.raises(TokenizerError, match=says) as caught:
         Tokenizer.load(write(tmp_path, {}, "", **files))
@@ -343,7 +350,7 @@ def test_ends_of_words_without_their_class_are_refused(kind, tmp_path):
 def test_the_class_decides_between_several_vocabularies(tmp_path):
     folder = write(
         tmp_path, {"tokenizer_class": "AlbertTokenizer"}, "albert",
-        vocab__txt=vocabulary(bert_tokens()), spiece__model=message(ALBERT),
+        vocab__txt=vocabulary(bert_tokens()), spiece__model=family.message(family.ALBERT),
     )  # fmt: skip
     assert Tokenizer.load(folder).kind == "Unigram"
 
@@ -364,13 +371,10 @@ LOST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"post_processor": LOST},
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": BROKEN_MAP}},
-    ],
-)
+PRECOMPILED = {"type": "Precompiled", "precompiled_charsmap": BROKEN_MAP}
+
+
+@pytest.mark.parametrize("parts", [{"post_processor": LOST}, {"normalizer": PRECOMPILED}])
 @pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
 def test_a_panic_of_the_library_is_an_error_of_the_file(parts, name, tmp_path):
     folder = changed(tmp_path, **parts)
@@ -395,15 +399,15 @@ def edited(folder: Path, made: Any, kind: str, **parts: Any) -> Path:
     return folder
 
 
-CUT = json.loads(xlm()._tokenizer.pre_tokenizer.__getstate__())
+CUT = json.loads(family.xlm()._tokenizer.pre_tokenizer.__getstate__())
 DIGITS = [{"type": "Digits", "individual_digits": True}, CUT]
 
 
 @pytest.mark.parametrize(("made", "kind", "parts"), [
-    (roberta, "roberta", {"model": {"ignore_merges": True}}),
-    (xlm, "xlm-roberta", {"normalizer": {"type": "Lowercase"}}),
-    (xlm, "xlm-roberta", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DIGITS}}),
-    (xlm, "xlm-roberta", {"model": {"unk_id": 0}}),
+    (family.roberta, "roberta", {"model": {"ignore_merges": True}}),
+    (family.xlm, "xlm-roberta", {"normalizer": {"type": "Lowercase"}}),
+    (family.xlm, "xlm-roberta", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DIGITS}}),
+    (family.xlm, "xlm-roberta", {"model": {"unk_id": 0}}),
 ])  # fmt: skip
 def test_merges_and_pieces_that_are_not_of_their_class_are_refused(made, kind, parts, tmp_path):
     with pytest.raises(TokenizerError, match="RobertaTokenizer, the tokenizer class"):
@@ -412,7 +416,7 @@ def test_merges_and_pieces_that_are_not_of_their_class_are_refused(made, kind, p
 
 def test_blanks_divide_as_the_class_has_it(tmp_path):
     """Files of transformers 4 keep a blank at the end as a word, the class does not."""
-    made = xlm(_spm_precompiled_charsmap=MAP)
+    made = family.xlm(_spm_precompiled_charsmap=family.MAP)
     folder = edited(tmp_path, made, "xlm-roberta", pre_tokenizer=CUT["pretokenizers"][1])
     assert_equal(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder), TEXTS[:800])
 

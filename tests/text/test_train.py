@@ -10,20 +10,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
 
-import bothways
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text import trainers
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_classes import Bert
-from bothways.text.tokenizer_files import bert_backend
 from bothways.text.trainers import (
     ByteBPE,
-    Sample,
     Unigram,
     WordPiece,
-    _normal_characters,
     _steady,
     characters_of,
     learn,
@@ -31,15 +25,13 @@ from bothways.text.trainers import (
     sample_languages,
     train_vocabulary,
 )
-from commands import run_line
-from toy_text import BERT_NAMES, hostile, pseudo_text, save_and_open
+from toy_text import BERT_NAMES, pseudo_text, save_and_open
 
 TEXT = pseudo_text(4000, seed=1)
 KINDS = [
     WordPiece(size=400),
-    WordPiece(
-        size=300, lowercase=False, strip_accents=True, alphabet=20
-    ),  # cuts through characters that are equally frequent
+    # Cuts through characters that are equally frequent.
+    WordPiece(size=300, lowercase=False, strip_accents=True, alphabet=20),
     ByteBPE(size=500),
     ByteBPE(size=400, prefix_space=False),
     Unigram(size=300),
@@ -132,14 +124,6 @@ def test_the_alphabet_keeps_the_most_frequent_characters():
     assert {token for token in tokenizer.backend.get_vocab() if len(token) == 1} == set(kept)
 
 
-@given(text=hostile)
-def test_characters_are_counted_as_the_normaliser_leaves_them(text):
-    for bert in (Bert(), Bert(False, strip_accents=True, cjk=False)):
-        backend = bert_backend({}, bert)
-        expected = Counter(c for c in backend.normalizer.normalize_str(text) if not c.isspace())
-        assert _normal_characters(Sample(((text,),), len(text), len(text)), backend) == expected
-
-
 def test_options_of_word_piece_reach_the_file(trained):
     kind = WordPiece(size=300, lowercase=False, strip_accents=True, cjk=False)
     spec = json.loads(train_vocabulary(TEXT, kind).backend.to_str())
@@ -185,8 +169,7 @@ def test_unigram_keeps_its_size_until_the_trainer_finds_no_more(asked, made):
 def test_unigram_leaves_rare_characters_out(monkeypatch):
     """As SentencePiece with `character_coverage`; the first 1,000 stay in any case."""
     texts = [*TEXT, "Ka ﬄ ж ka", "ж"]  # the normaliser makes "ffl" of the ligature
-    known = {0.99: False, 1.0: True}
-    for coverage, kept in known.items():
+    for coverage, kept in {0.99: False, 1.0: True}.items():
         monkeypatch.setattr(trainers, "ALPHABET", 10)
         tokenizer = train_vocabulary(texts, Unigram(size=300, coverage=coverage))
         assert any("ж" in token for token in tokenizer.backend.get_vocab()) is kept
@@ -208,16 +191,13 @@ LETTERS = {c for line in TEXT for c in line.lower().replace("é", "e")} - {" "}
 INNER = {c for c in LETTERS if c.isalnum() and c not in "你好世界"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "alphabet", "least"),
-    [
-        (WordPiece, f"{len(LETTERS)} characters, {len(INNER)} of them also within words",
-         5 + len(LETTERS) + len(INNER)),
-        (ByteBPE, "256 bytes", 261),
-        # The mark of a space is one of them.
-        (Unigram, f"{len(LETTERS) + 1} characters", 6 + len(LETTERS)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "alphabet", "least"), [
+    (WordPiece, f"{len(LETTERS)} characters, {len(INNER)} of them also within words",
+     5 + len(LETTERS) + len(INNER)),
+    (ByteBPE, "256 bytes", 261),
+    # The mark of a space is one of them.
+    (Unigram, f"{len(LETTERS) + 1} characters", 6 + len(LETTERS)),
+])  # fmt: skip
 def test_a_size_that_cannot_hold_the_alphabet(kind, alphabet, least):
     message = f"a vocabulary of 30 cannot hold 5 special tokens and {alphabet}"
     with pytest.raises(TokenizerError, match=message) as caught:
@@ -237,35 +217,22 @@ def test_no_text(kind):
         train_vocabulary(["fine", "not \udc80"], kind)
 
 
-@pytest.mark.parametrize(
-    ("make", "where", "message"),
-    [
-        (lambda: WordPiece(size=0), "WordPiece.size", "must be at least 1, not 0"),
-        (lambda: WordPiece(alphabet=0), "WordPiece.alphabet", "must be at least 1, not 0"),
-        (lambda: WordPiece(coverage=2.0), "WordPiece.coverage", "must be from 0 to 1, not 2"),
-        (lambda: Unigram(longest=0), "Unigram.longest", "must be at least 1, not 0"),
-        (lambda: Unigram(coverage=2), "Unigram.coverage", "must be from 0 to 1, not 2"),
-        # The trainer reserves its memory at once, and ended Python.
-        (lambda: Unigram(10**12), "Unigram.size", "must be at most 10,000,000, not 10{12}"),
-        (lambda: train_vocabulary(TEXT[0], WordPiece()), "texts", "must be several texts, not one"),
-        (lambda: sample(TEXT, ceiling=0), "ceiling", "must be at least one character, is 0"),
-        (lambda: characters_of(math.inf), "ceiling", "must be a number of millions .*, not inf"),
-    ],
-)
+@pytest.mark.parametrize(("make", "where", "message"), [
+    (lambda: WordPiece(size=0), "WordPiece.size", "must be at least 1, not 0"),
+    (lambda: WordPiece(alphabet=0), "WordPiece.alphabet", "must be at least 1, not 0"),
+    (lambda: WordPiece(coverage=2.0), "WordPiece.coverage", "must be from 0 to 1, not 2"),
+    (lambda: Unigram(longest=0), "Unigram.longest", "must be at least 1, not 0"),
+    (lambda: Unigram(coverage=2), "Unigram.coverage", "must be from 0 to 1, not 2"),
+    # The trainer reserves its memory at once, and ended Python.
+    (lambda: Unigram(10**12), "Unigram.size", "must be at most 10,000,000, not 10{12}"),
+    (lambda: train_vocabulary(TEXT[0], WordPiece()), "texts", "must be several texts, not one"),
+    (lambda: sample(TEXT, ceiling=0), "ceiling", "must be at least one character, is 0"),
+    (lambda: characters_of(math.inf), "ceiling", "must be a number of millions .*, not inf"),
+])  # fmt: skip
 def test_a_setting_out_of_range_is_refused(make, where, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make()
     assert caught.value.where == where
-
-
-def test_a_ceiling_that_is_no_number(tmp_path, tokenizer):
-    (tmp_path / "text.txt").write_text("a film\n")
-    tokenizer.save(tmp_path / "t")
-    words = ["tokenizer", "report", tmp_path / "text.txt", "--tokenizer", tmp_path / "t"]
-    with pytest.raises(ConfigError, match="ceiling: must be a number of millions"):
-        run_line(*words, "--ceiling", math.inf)
-    with pytest.raises(ConfigError, match="ceiling: must be a number of millions"):
-        bothways.train_tokenizer(tmp_path / "text.txt", ceiling=math.inf, progress=False)
 
 
 def test_all_is_kept_that_fits():
@@ -304,11 +271,9 @@ def test_the_alphabet_covers_a_script_of_many_characters():
     frequent = [chr(0x4E00 + i) for i in range(1500)]
     text = ["".join(frequent)] * 20 + ["".join(chr(0x6000 + i) for i in range(10))]
     tokenizer = train_vocabulary(text, WordPiece(size=2000))
-    ids = tokenizer.encode(["".join(frequent)])[0]
-    assert (ids != tokenizer.specials.unknown).all()
+    assert (tokenizer.encode(["".join(frequent)])[0] != tokenizer.specials.unknown).all()
     assert tokenizer.id(chr(0x6000)) is None, "beyond the coverage"
-    small = train_vocabulary(text, WordPiece(size=1300))
-    assert small.size <= 1300
+    assert train_vocabulary(text, WordPiece(size=1300)).size <= 1300
     assert train_vocabulary(text, WordPiece(size=2000, coverage=1.0)).size == 1515
 
 

@@ -100,16 +100,12 @@ def test_marks_that_are_sorted_by_their_class_are_the_backends():
 
 
 @compiled
-@pytest.mark.parametrize(
-    ("normalizer", "step"),
-    [
-        ({}, 61),
-        pytest.param({}, 1, marks=pytest.mark.slow),
-        pytest.param({"lowercase": False}, 1, marks=pytest.mark.slow),
-        pytest.param({"clean_text": False, "strip_accents": False}, 1, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("normalizer", "step"), [
+    ({}, 61),
+    pytest.param({}, 1, marks=pytest.mark.slow),
+    pytest.param({"lowercase": False}, 1, marks=pytest.mark.slow),
+    pytest.param({"clean_text": False, "strip_accents": False}, 1, marks=pytest.mark.slow),
+], ids=str)  # fmt: skip
 def test_every_code_point_alone_and_in_words(normalizer, step):
     made = backend(**normalizer)
     fast = compile_it(made)

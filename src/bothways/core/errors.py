@@ -327,11 +327,7 @@ class Finding:
 
 
 def report_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the warnings and notes, warnings first.
-
-    Raises:
-        BothwaysError: there are errors; the message lists all of them.
-    """
+    """Return warnings, then notes. Raises BothwaysError with all errors, if there are any."""
     findings = list(findings)
     errors = [finding for finding in findings if finding.severity == "error"]
     if len(errors) == 1:

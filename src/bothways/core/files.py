@@ -20,14 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bothways.core.errors import (
-    BothwaysError,
-    ConfigError,
-    DataError,
-    ResourceError,
-    os_errors,
-    read_errors,
-)
+from bothways.core import errors
+from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.core.progress import SILENT, Progress
 
 
@@ -68,12 +62,9 @@ def local_path(name: str | os.PathLike[str]) -> Path:
 
 
 def require_local(folder: Path) -> None:
-    """Check that a folder is not a URL, of which `Path` has made s3:/bucket/run.
-
-    Raises:
-        ConfigError: it is one, or its name is not UTF-8, which safetensors cannot write.
-    """
+    """Raise ConfigError for a URL, or a name that is not UTF-8, which safetensors cannot write."""
     require_utf8(folder)
+    # `Path` has made s3:/bucket/run of s3://bucket/run.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", folder.as_posix()):
         fix = "Name a folder here; copy it from or to the URL with the tools of its store."
         raise ConfigError("is a URL, not a folder of this machine", where=folder, fix=fix)
@@ -111,16 +102,16 @@ def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
         message = "is the current folder, or one above it, and would be replaced"
         raise ConfigError(message, where=target, fix="Name a folder in it, or another one.")
     real, hidden = target.resolve(), hidden_folder(target)
-    with os_errors(target, fix):
+    with errors.os_errors(target, fix):
         recover_folder(real)
         try:
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
             yield hidden
             for path in (*hidden.rglob("*"), hidden):
-                _flush(path)
+                flush(path)
             _rename_twice(hidden, real)
-            _flush(real.parent)
+            flush(real.parent)
         except ResourceError as error:
             if error.where is not None and Path(error.where).is_relative_to(hidden):
                 error.where = target / Path(error.where).relative_to(hidden)
@@ -136,11 +127,7 @@ def hidden_folder(path: Path) -> Path:
 
 
 def recover_folder(path: Path) -> None:
-    """Restore a folder whose replacement was killed between its two renames.
-
-    Raises:
-        OSError: no permission.
-    """
+    """Restore a folder whose replacement was killed between its two renames. Raises OSError."""
     path = path.resolve()
     old = path.with_name(f"{HIDDEN}old-{path.name}")
     if os.path.exists(old) and not path.exists():  # False for a name that is too long
@@ -149,41 +136,29 @@ def recover_folder(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it; one that exists stays as it is.
-
-    Raises:
-        ResourceError: no space or no permission.
-    """
-    with os_errors(folder, _FIX):
+    """Create a folder and those above it, if they are missing. Raises ResourceError."""
+    with errors.os_errors(folder, _FIX):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file through a hidden one that replaces it; a link to it stays one.
-
-    Raises:
-        ResourceError: no space or no permission, or a pipe or a device; the file is as it was.
-    """
+    """Write a file through a hidden one that replaces it; links stay. Raises ResourceError."""
     check_output_path(path)
     if path.exists() and not path.is_file():  # /dev/null would become a file
         raise ResourceError("is a pipe or a device, not a file", where=path, fix="Name a file.")
     target = path.resolve()
     hidden = target.with_name(f"{HIDDEN}new-{target.name}")
-    with os_errors(path, _FIX):
+    with errors.os_errors(path, _FIX):
         try:
             write(hidden)
-            _flush(hidden)
+            flush(hidden)
             hidden.replace(target)
         finally:
             hidden.unlink(missing_ok=True)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file of text in UTF-8 as `replace_file` does.
-
-    Raises:
-        DataError: the text holds half of a surrogate pair.
-    """
+    """Write text in UTF-8 as `replace_file`. Raises DataError for half of a surrogate pair."""
     if (half := surrogate_in(text)) is not None:
         message = f"cannot hold {half}, as in the name of a file that is not UTF-8"
         raise DataError(message, where=path, fix="Rename the file.")
@@ -191,14 +166,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def check_output_path(path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Check that a file can be written at `path`, before anything is read or computed for it.
-
-    Args:
-        inputs: files, or names of other sources, that are read for it.
-
-    Raises:
-        ResourceError: the parent folder does not exist, `path` is a folder, or one of the inputs.
-    """
+    """Check that a file can be written and is not an input, before work. Raises ResourceError."""
     if not path.absolute().parent.is_dir():
         fix = "Create the folder first, or name another file."
         raise ResourceError("the parent folder does not exist", where=path, fix=fix)
@@ -222,13 +190,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def file_digest(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal.
-
-    Raises:
-        ResourceError: it cannot be read.
-    """
+    """Return the SHA-256 of a file, in hexadecimal. Raises ResourceError if it cannot be read."""
     result = hashlib.sha256()
-    with read_errors(file), file.open("rb") as stream:
+    with errors.read_errors(file), file.open("rb") as stream:
         while chunk := stream.read(1 << 20):
             result.update(chunk)
     return result.hexdigest()
@@ -256,7 +220,8 @@ def _put_aside(path: Path) -> Path:
     return old
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file or the entries of a folder are on the disk. Raises OSError."""
     if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -277,11 +242,7 @@ class DuplicateKey(Exception):
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; an `object_pairs_hook` of the json module.
-
-    Raises:
-        DuplicateKey: it has a key twice.
-    """
+    """Return an object, as an `object_pairs_hook`. Raises DuplicateKey if it has a key twice."""
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
@@ -333,12 +294,7 @@ def parse_object(
 
 
 def read_json(file: Path, error: type[BothwaysError] = DataError) -> Any:
-    """Return the value in a JSON file.
-
-    Raises:
-        BothwaysError: of class `error`: not UTF-8, or as `parse_json`.
-        ResourceError: the file cannot be read.
-    """
+    """Return the value in a JSON file; errors as `read_utf8` and `parse_json`."""
     return parse_json(read_utf8(file, error), file, error)
 
 
@@ -354,8 +310,7 @@ def read_utf8(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> st
     try:
         text = read_regular(file, error, fix).decode("utf-8-sig")  # Windows may write the mark
     except UnicodeDecodeError as failure:
-        message = f"is not UTF-8 text (byte {failure.start})"
-        raise error(message, where=file, fix=fix) from failure
+        raise error(f"is not UTF-8 text (byte {failure.start})", where=file, fix=fix) from failure
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -369,22 +324,18 @@ def read_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) ->
         ResourceError: the file cannot be read.
     """
     check_regular(file, error, fix)
-    with read_errors(file):
+    with errors.read_errors(file):
         return file.read_bytes()
 
 
 def check_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> None:
-    """Refuse a pipe, a device or a file that is too large, before a library opens it.
-
-    Errors as `read_regular`.
-    """
-    with read_errors(file):
+    """Refuse what `read_regular` refuses, before a library opens it."""
+    with errors.read_errors(file):
         status = file.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise error("is a pipe or a device, not a file", where=file, fix=fix)
     if status.st_size > LARGEST:
-        message = f"has {status.st_size:,} bytes, more than {LARGEST:,}"
-        raise error(message, where=file, fix=fix)
+        raise error(f"has {status.st_size:,} bytes, more than {LARGEST:,}", where=file, fix=fix)
 
 
 def surrogate_in(text: str) -> str | None:
@@ -429,7 +380,7 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
     from filelock import FileLock, Timeout
 
     require_local(folder)
-    with os_errors(folder, "Choose another folder."):
+    with errors.os_errors(folder, "Choose another folder."):
         created = [path for path in (folder, *folder.parents) if not path.exists()]
         previous = set() if created else {file.name for file in folder.iterdir()}
         folder.mkdir(parents=True, exist_ok=True)
@@ -447,7 +398,7 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
             fix = "Wait for it, stop it, or choose another folder."
             raise ResourceError(f"is in use by {_owner(folder)}", where=folder, fix=fix) from error
     try:
-        with os_errors(folder, "Choose another folder."):
+        with errors.os_errors(folder, "Choose another folder."):
             record = json.dumps({"pid": os.getpid(), "host": platform.node()})
             (folder / OWNER).write_text(record, encoding="utf8")
         yield folder

@@ -75,15 +75,11 @@ def quantity(count: int, phrase: str) -> str:
     return f"{count:,} " + re.sub(r"(\w+)\|(\w+)", r"\1" if count == 1 else r"\2", words)
 
 
-_FILE_WIDTH = 80
-"""The width of tables in a file or a pipe, unless COLUMNS gives another."""
-
-
 def output_console() -> Console:
     """Return standard output for tables and texts.
 
-    A file or a pipe gets the same lines whether or not another stream is a terminal, and a reader
-    that ends is an error here as it is for `print`.
+    A file or a pipe gets lines of 80 characters, unless COLUMNS gives another number, whether or
+    not another stream is a terminal. A reader that ends is an error here as it is for `print`.
 
     Raises:
         BrokenPipeError: while printing, the reader has ended.
@@ -96,7 +92,7 @@ def output_console() -> Console:
             raise BrokenPipeError
 
     fixed = not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal()
-    return Output(width=_FILE_WIDTH if fixed else None, emoji=False)
+    return Output(width=80 if fixed else None, emoji=False)
 
 
 class ErrorStream(io.TextIOBase):
@@ -171,9 +167,6 @@ def say(console: Console, text: str) -> None:
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
-_LONGEST = 1e9
-
-
 def time_text(seconds: float) -> str:
     """Return a time as "0:01:30" or "2 days, 3:00:00"; "years" for 30 years or more."""
-    return str(timedelta(seconds=round(seconds))) if seconds < _LONGEST else "years"
+    return str(timedelta(seconds=round(seconds))) if seconds < 1e9 else "years"

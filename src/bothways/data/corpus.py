@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import itertools
 import math
 import shutil
@@ -121,10 +122,7 @@ class Corpus:
         return corpus
 
     def verify(self) -> None:
-        """Compare every byte with the manifest, and check all offsets and ids. Raises DataError.
-
-        `open` skips the contents of large files.
-        """
+        """Check every byte, offset and id, also of files that `open` skips. Raises DataError."""
         for name, stored in self.manifest.files.items():
             manifests.check_file(self.folder / name, stored, up_to=math.inf)
         self._check(math.inf)
@@ -178,10 +176,7 @@ class Corpus:
 
     @functools.cached_property
     def unknown_share(self) -> float:
-        """The fraction of the tokens that are unknown to the tokenizer's vocabulary.
-
-        Of a large corpus, an even sample of `COUNTED_CHUNKS` parts is counted.
-        """
+        """The fraction of unknown tokens; of a large corpus, in `COUNTED_CHUNKS` even parts."""
         unknown, total = self.tokenizer.specials.unknown, len(self.tokens)
         starts = range(0, total, max(CHUNK, -(-total // COUNTED_CHUNKS)))
         chunks = [self.tokens[at : at + CHUNK] for at in starts]
@@ -193,10 +188,6 @@ class Corpus:
 
         Each side has at least one document; of four or more documents, two are held out, because
         next sentence prediction draws from another document; more than `HELD_OUT` never are.
-
-        Args:
-            share: the fraction of the documents to hold out.
-            seed: decides which.
 
         Raises:
             ConfigError: a share outside of (0, 1).
@@ -254,8 +245,9 @@ def write_corpus(
         raise ConfigError(f"must be a Cleaning, not {cleaning!r:.40}", where="cleaning", fix=fix)
     path = local_path(folder)
     finder = None if words is None else words_name(words)
+    splitter = f"sentencex {importlib.metadata.version('sentencex')}"
     settings = manifests.CorpusSettings(
-        tokenizer.fingerprint, language, shards.splitter_version(), finder, cleaning or Cleaning()
+        tokenizer.fingerprint, language, splitter, finder, cleaning or Cleaning()
     )
     # Before the lock is taken: none is left in a folder of something else.
     with os_errors(path, "Choose another folder."):
@@ -337,7 +329,7 @@ def _check_same(
     if not has_times or (origins, reading) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
         # compared to encoding them.
-        names = (job.name for job in shards.cut_shards(documents, settings))
+        names = (name for name, _ in shards.cut_shards(documents, settings))
         if _text_digest(names) != built.text:
             raise DataError("holds a corpus of other documents", where=folder, fix=fix)
     # A build that was killed after it wrote the manifest leaves its work.
@@ -361,8 +353,8 @@ def _build(
         """Yield the jobs without a shard; note the names of all."""
         # Finished shards of an interrupted build are found by their names, digests of their text.
         for job in shards.cut_shards(documents, settings):
-            names.append(job.name)
-            if not (work / job.name).exists():
+            names.append(job[0])
+            if not (work / job[0]).exists():
                 yield job
 
     encode = functools.partial(shards.encode_shard, tokenizer, words, settings)

@@ -85,12 +85,7 @@ class CorpusSource:
         segments.require(self._selection, template)
 
     def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:
-        """Yield plans from `cursor` on, each with the cursor of the next.
-
-        Raises:
-            DataError: the cursor is of another corpus, or no sequence can be made of these
-                documents.
-        """
+        """Yield plans from `cursor` on. Raises DataError if these documents have none there."""
         epoch, block, item, _ = cursor
         _check_whole(self._corpus.sentences, self._corpus.documents)
         self._check(cursor)
@@ -99,11 +94,12 @@ class CorpusSource:
                 message = f"no {self.segments.kind} sequence can be made of the chosen documents"
                 raise DataError(message, where="segments", fix="Use other segments or more text.")
             view = self._view(epoch)
-            following: int | None = block
+            numbers = self._selection.block_numbers(self.seed, view, block)
+            following = next(numbers, None)
             while following is not None:
                 _check_whole(self._corpus.sentences, self._corpus.documents)
                 block, plans = following, self._plans(view, following)
-                following = self._selection.following(self.seed, view, block)
+                following = next(numbers, None)
                 next_block = Cursor(epoch + 1) if following is None else Cursor(epoch, following)
                 for index in range(item, len(plans)):
                     is_last = index + 1 == len(plans)
@@ -113,20 +109,12 @@ class CorpusSource:
 
     def is_empty(self, epoch: int) -> bool:
         """Return True if no sequence can be made of the documents in an epoch."""
-        view, block = self._view(epoch), 0
-        while not self._plans(view, block):
-            following = self._selection.following(self.seed, view, block)
-            if following is None:
-                return True
-            block = following
-        return False
+        view = self._view(epoch)
+        numbers = self._selection.block_numbers(self.seed, view)
+        return not any(self._plans(view, block) for block in numbers)
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
-        """Return the sequence of a plan; a pair has its label as `targets["pair"]`.
-
-        Raises:
-            DataError: a file of the corpus is shorter than when it was opened.
-        """
+        """Build a plan, a pair with `targets["pair"]`. Raises DataError if a file was cut short."""
         from bothways.core.batch import LabelTargets
 
         _check_whole(self._corpus.tokens, self._corpus.words)
@@ -363,11 +351,7 @@ class Corpora:
         return cls(corpora, shares_of(mixture or Smoothed(), _sizes(corpora)))
 
     def shares_with(self, mixture: Mixture | None, where: str = "mixture") -> Mapping[str, float]:
-        """Return the shares of the sequences in a phase with this mixture; None for `shares`.
-
-        Raises:
-            ConfigError: the weights do not fit the corpora; `where` is the setting.
-        """
+        """Return the shares of a phase with this mixture; None for `shares`. Raises ConfigError."""
         if mixture is None:
             return self.shares
         return shares_of(mixture, _sizes(self.parts), where)
@@ -483,11 +467,7 @@ class MixedSource:
         return int(self._chunk(index // CHUNK)[index % CHUNK])
 
     def read(self, cursor: Cursor) -> Iterator[tuple[MixedPlan, Cursor]]:
-        """Yield plans from `cursor` on, each with the cursor of the next.
-
-        Raises:
-            DataError: the cursor is of other corpora.
-        """
+        """Yield plans from `cursor` on. Raises DataError if the cursor is of other corpora."""
         cursors = self._parts(cursor)
         streams: dict[int, Iterator[tuple[Any, Cursor]]] = {}
         for index in itertools.count(cursor.item):

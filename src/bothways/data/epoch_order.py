@@ -154,11 +154,7 @@ class Selection:
     """The chosen documents of a corpus that are not empty."""
 
     def __init__(self, corpus: Corpus, ids: DocumentIds) -> None:
-        """Select documents by their ids; of `AllExcept`, none may be empty.
-
-        Raises:
-            DataError: all documents are empty.
-        """
+        """Select the documents that are not empty by ids. Raises DataError if all are empty."""
         # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
         self.sentences = np.asarray(corpus.sentences).view(np.int64)
         self.documents = np.asarray(corpus.documents).view(np.int64)
@@ -183,12 +179,13 @@ class Selection:
             return 0
         return len(self._window(seed, epoch, window).edges) - 1
 
-    def following(self, seed: int, epoch: int, block: int) -> int | None:
-        """Return the number of the block after this one; None after the last of the epoch."""
+    def block_numbers(self, seed: int, epoch: int, block: int = 0) -> Iterator[int]:
+        """Yield the numbers of the blocks of an epoch from `block` on."""
         window, index = divmod(block, BLOCKS)
-        if index + 1 < self.blocks(seed, epoch, window):
-            return block + 1
-        return (window + 1) * BLOCKS if window + 1 < self.windows else None
+        yield block
+        yield from range(block + 1, block - index + self.blocks(seed, epoch, window))
+        if window + 1 < self.windows:
+            yield from self.block_numbers(seed, epoch, (window + 1) * BLOCKS)
 
     def share_before(self, seed: int, epoch: int, block: int, fraction: float) -> float:
         """Return the share of an epoch before a place: after the share `fraction` of a block.
@@ -223,11 +220,7 @@ class Selection:
         return remaining if len(later_runs) else np.asarray(remaining), share
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
-        """Open a block of an epoch.
-
-        Raises:
-            DataError: a sentence in it is empty.
-        """
+        """Open a block of an epoch. Raises DataError if a sentence in it is empty."""
         window, index = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)
         block_parts = slice(*opened.edges[index : index + 2])

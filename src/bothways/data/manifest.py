@@ -134,12 +134,7 @@ def holds_corpus(name: str | Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a corpus folder.
-
-    Raises:
-        DataError: no such folder, no corpus, an unfinished one, one of another version, or a
-            damaged manifest.
-    """
+    """Read the manifest of a corpus folder. Raises DataError if it is missing or damaged."""
     from pydantic import TypeAdapter, ValidationError
 
     file = folder / MANIFEST
@@ -182,11 +177,7 @@ def describe_file(path: Path) -> Stored:
 
 
 def check_file(path: Path, stored: Stored, up_to: int | float = SMALL) -> None:
-    """Compare a file with the manifest: its size, and up to `up_to` bytes its contents.
-
-    Raises:
-        DataError: it is missing, cut short or changed.
-    """
+    """Check the size of a file and, up to `up_to` bytes, its contents. Raises DataError."""
     if not path.is_file():
         raise DataError("is missing", where=path, fix=REBUILD)
     if path.stat().st_size != stored.bytes:

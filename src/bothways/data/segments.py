@@ -132,7 +132,6 @@ class FullSentences(Segments):
     """Consecutive whole sentences, as many as fit (RoBERTa).
 
     Attributes:
-        length: the longest sequence in tokens, specials included.
         cross: True continues with the next document (FULL-SENTENCES), False ends a sequence at
             the end of its document (DOC-SENTENCES).
     """
@@ -254,12 +253,7 @@ _FOUR_DOCUMENTS = (
 
 @dataclass(frozen=True)
 class NextSentence(PairSegments):
-    """Two segments: the second follows the first (label 0) or is random (label 1), as in BERT.
-
-    Attributes:
-        length: the longest sequence in tokens, specials included.
-        short: the share of documents that are read with a random shorter target length.
-    """
+    """Two segments: the second follows the first (label 0) or is random (label 1), as in BERT."""
 
     classes: ClassVar[tuple[str, ...]] = ("is next", "random")
     one_sentence: ClassVar[str] = "next-sentence pairs of those are all random"
@@ -304,8 +298,6 @@ class SentenceOrder(PairSegments):
     """Two consecutive segments, in order (label 0) or swapped (label 1), as in ALBERT.
 
     Attributes:
-        length: the longest sequence in tokens, specials included.
-        short: the share of documents that are read with a random shorter target length.
         single: what a chunk of one sentence becomes: "split" cuts it in two at a random token,
             "drop" leaves it out, "random" adds a segment of another document with label 1, as
             Google's code does, which lets the topic give the answer away.
@@ -439,13 +431,6 @@ def draw_other_segments(
     low, high = selection.documents[ids], selection.documents[ids + 1]
     begin = rng.integers(low, high)
     start = selection.sentences[begin]
-    # Every sentence has a token, so that `wanted` sentences are always enough.
-    end = np.minimum(high, begin + np.maximum(target_tokens, 1))
-    # Binary search for the first sentence of each that begins at its target or later, or `end`.
-    low, high, targets = begin + 1, end, start + target_tokens
-    while (low < high).any():
-        middle = (low + high) // 2
-        reached = selection.sentences[middle] >= targets
-        low = np.where(reached | (low == high), low, middle + 1)
-        high = np.where(reached, np.minimum(middle, high), high)
-    return start, selection.sentences[low]
+    # The first sentence that begins at the target or later, or the end of the document.
+    end = np.searchsorted(selection.sentences, start + target_tokens)
+    return start, selection.sentences[np.clip(end, begin + 1, high)]

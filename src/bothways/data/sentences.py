@@ -122,8 +122,7 @@ def words_name(words: Words) -> str:
             raise ConfigError(message, where="words", fix="Define it in a module.") from error
         return f"{words.__module__}.{getattr(words, '__qualname__', type(words).__qualname__)}"
     if words not in ("jieba", "spaces"):
-        message = f"must be jieba, spaces or a function, not {words!r:.40}"
-        raise ConfigError(message, where="words")
+        raise ConfigError(f"must be jieba, spaces or a function, not {words!r:.40}", where="words")
     if words == "jieba":
         with optional("zh", "dividing Chinese into words"):
             import rjieba  # noqa: F401

@@ -30,14 +30,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
-import importlib.metadata
-import io
 import itertools
-import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +43,7 @@ from numpy.typing import NDArray
 
 from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError, argument, render
-from bothways.core.files import replace_file, without_surrogates
+from bothways.core.files import flush, replace_file, without_surrogates
 from bothways.core.progress import SILENT, Progress
 from bothways.data import manifest
 from bothways.data.cleaning.config import Cleaning, clean_texts
@@ -64,17 +61,8 @@ _LAYOUT = "3"  # of the files: those of another layout are made again
 Shard = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Job:
-    """A shard to make: the name of its file, and the texts of its documents."""
-
-    name: str
-    texts: list[str]
-
-
-def splitter_version() -> str:
-    """Return the name and version of the sentence splitter."""
-    return f"sentencex {importlib.metadata.version('sentencex')}"
+Job = tuple[str, list[str]]
+"""A shard to make: the name of its file, and the texts of its documents."""
 
 
 def token_type(size: int) -> Literal["uint16", "uint32"]:
@@ -100,7 +88,7 @@ def cut_shards(documents: Iterable[Document], settings: manifest.CorpusSettings)
                 raw = text.encode("utf-8", "surrogatepass")
                 digest.update(len(raw).to_bytes(8, "little"))
                 digest.update(raw)
-            yield Job(f"{number:07d}-{digest.hexdigest()}.npz", texts)
+            yield f"{number:07d}-{digest.hexdigest()}.npz", texts
             texts, size, number = [], 0, number + 1
 
 
@@ -112,17 +100,12 @@ def encode_shard(
     Example: the texts ["A b. C.", "D."] → sentences A b. | C. | D.; lengths [3, 2, 2]; counts
     [2, 1]; sizes [5, 2].
     """
-    texts = [without_surrogates(text) for text in job.texts]
+    name, raw_texts = job
+    texts = [without_surrogates(text) for text in raw_texts]
     languages = [settings.language] * len(texts)
     if settings.language == AUTO:
         languages = [detect_language(text) for text in texts]
-    splits = dict[tuple[str, str], list[str]]()  # a rule may have counted the sentences
-
-    def split(text: str, language: str) -> list[str]:
-        if (text, language) not in splits:
-            splits[text, language] = split_sentences(text, language)
-        return splits[text, language]
-
+    split = functools.cache(split_sentences)  # a rule may have counted the sentences
     cleaned = clean_texts(texts, languages, settings.cleaning, split)
     # Documents that a rule rejects have no sentences.
     documents = [
@@ -157,7 +140,7 @@ def encode_shard(
     if signed := cleaned.signed:
         shard |= {"signatures": signed.signatures, "shingles": signed.shingles}
         shard["shingle_counts"] = signed.counts
-    return job.name, shard
+    return name, shard
 
 
 def store_shard(path: Path, shard: Shard) -> None:
@@ -166,11 +149,7 @@ def store_shard(path: Path, shard: Shard) -> None:
 
 
 def read_shard(path: Path, *names: str) -> Shard:
-    """Read some arrays of a shard.
-
-    Raises:
-        DataError: it is damaged; it is deleted, to be made again.
-    """
+    """Read some arrays of a shard. Raises DataError if it is damaged, and deletes it."""
     try:
         # The zip format's checksums are verified while reading.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -180,9 +159,6 @@ def read_shard(path: Path, *names: str) -> Shard:
         fix = "Run the same command again: only this part is made again."
         raise DataError("was damaged on disk after it was written", where=path, fix=fix) from error
 
-
-SIGNATURES, SHINGLES = "signatures.bin", "shingles.bin"
-"""Files next to the shards, as long as near-duplicates are searched for."""
 
 SHORT, DUPLICATE, NEAR = "min_tokens", "duplicates", "near_duplicates"
 """The names of the steps that follow the rules."""
@@ -220,10 +196,8 @@ def choose_documents(
     remaining = np.flatnonzero(fates == 0)
     # What is compared of the documents that stay so far is written to files, which are mapped.
     offset, counts = 0, [np.zeros(1, dtype=np.int64)]
-    with contextlib.ExitStack() as files:
-        signatures, shingles = (
-            files.enter_context((folder / name).open("wb")) for name in (SIGNATURES, SHINGLES)
-        )
+    signature_file, shingle_file = folder / "signatures.bin", folder / "shingles.bin"
+    with signature_file.open("wb") as signatures, shingle_file.open("wb") as shingles:
         for path in shards:
             shard = read_shard(path, "signatures", "shingles", "shingle_counts")
             mask = fates[offset : offset + len(shard["signatures"])] == 0
@@ -233,15 +207,15 @@ def choose_documents(
             offset += len(mask)
     permutations = cleaning.near_duplicates.permutations
     texts = SignedTexts(
-        manifest.map_array(folder / SHINGLES, "uint32"),
+        manifest.map_array(shingle_file, "uint32"),
         np.cumsum(np.concatenate(counts)),
-        manifest.map_array(folder / SIGNATURES, "uint16").reshape(-1, permutations),
+        manifest.map_array(signature_file, "uint16").reshape(-1, permutations),
     )
     del counts
     # Only documents that are still there are compared: `repeated` counts among them.
     repeated = find_near_duplicates(texts, cleaning.near_duplicates, progress)
-    for name in (SIGNATURES, SHINGLES):
-        (folder / name).unlink()
+    signature_file.unlink()
+    shingle_file.unlink()
     fates[remaining[repeated]] = fate[NEAR]
     return steps, fates
 
@@ -287,11 +261,7 @@ def unsuited_steps(settings: manifest.CorpusSettings) -> Iterator[str]:
 def large_steps(
     settings: manifest.CorpusSettings, documents: int, steps: Sequence[manifest.StepCounts]
 ) -> Iterator[str]:
-    """Yield a note for each rule that left out more than half of the documents.
-
-    Args:
-        documents: the number of documents of the inputs.
-    """
+    """Yield a note for each rule that left out more than half of the `documents` of the inputs."""
     for step in steps:
         if step.name in settings.cleaning.document_rules and step.documents > _MOST * documents:
             note = f"{step.name} left out {step.documents / documents:.0%} of the documents"
@@ -305,11 +275,7 @@ def large_steps(
 def nothing_left(
     folder: Path, cleaning: Cleaning, documents: int, steps: Sequence[manifest.StepCounts]
 ) -> DataError:
-    """Return the error about a corpus without documents, which names what left them out.
-
-    Args:
-        documents: the number of documents of the inputs.
-    """
+    """Return the error that names what left out all `documents` of the inputs."""
     left = [step for step in steps if step.documents or step.lines]
     if not left:
         return DataError("the inputs have no document", where=folder, fix="Give other inputs.")
@@ -329,26 +295,6 @@ def nothing_left(
     worst = max((step for step in left if step.name in rules), key=lambda step: step.bytes)
     fix = f"Change the settings of these steps, or leave some out, such as {worst.name}=none."
     return DataError(message, where=folder, fix=fix)
-
-
-class _Column:
-    """An array that is written piece by piece, with its digest."""
-
-    def __init__(self, file: io.BufferedWriter) -> None:
-        self._file, self._digest, self._bytes = file, hashlib.sha256(), 0
-
-    def append(self, values: NDArray[Any]) -> None:
-        """Write the next piece."""
-        raw = np.ascontiguousarray(values).view(np.uint8).data
-        self._file.write(raw)
-        self._digest.update(raw)
-        self._bytes += len(raw)
-
-    def finish(self) -> manifest.Stored:
-        """Flush the file to disk; return its size and digest."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return manifest.Stored(self._bytes, self._digest.hexdigest())
 
 
 def merge_shards(
@@ -386,11 +332,10 @@ def merge_shards(
     bits = np.zeros(0, dtype=np.bool_)  # of words: up to seven wait for the next shard
     with contextlib.ExitStack() as open_files:
         columns = {
-            name: _Column(open_files.enter_context((folder / name).open("wb")))
-            for name in file_names
+            name: open_files.enter_context((folder / name).open("wb")) for name in file_names
         }
-        columns[manifest.SENTENCES].append(np.zeros(1, dtype=np.uint64))
-        columns[manifest.DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
+        for name in (manifest.SENTENCES, manifest.DOCUMENTS):
+            columns[name].write(np.zeros(1, dtype=np.uint64).data)
         for number, path in enumerate(shards, 1):
             shard = read_shard(path, *arrays)
             ids, lengths, counts = shard["ids"], shard["lengths"], shard["counts"]
@@ -405,20 +350,22 @@ def merge_shards(
             marks = np.repeat(remaining, counts)
             token_marks = np.repeat(marks, lengths)
             ids, lengths, counts = ids[token_marks], lengths[marks], counts[remaining]
-            columns[manifest.TOKENS].append(ids)
+            columns[manifest.TOKENS].write(ids.data)
             if has_words:
                 bits = np.concatenate([bits, shard["begins"][token_marks]])
                 whole = len(bits) // 8 * 8
-                columns[manifest.WORDS].append(np.packbits(bits[:whole]))
+                columns[manifest.WORDS].write(np.packbits(bits[:whole]).data)
                 bits = bits[whole:]
-            columns[manifest.SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
-            columns[manifest.DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
+            columns[manifest.SENTENCES].write((tokens + np.cumsum(lengths, dtype=np.uint64)).data)
+            columns[manifest.DOCUMENTS].write((sentences + np.cumsum(counts, dtype=np.uint64)).data)
             tokens, sentences = tokens + len(ids), sentences + len(lengths)
             words += int(shard["words"][remaining].sum())
             progress.advance(number)
         if has_words:
-            columns[manifest.WORDS].append(np.packbits(bits))
-        files = {name: column.finish() for name, column in columns.items()}
+            columns[manifest.WORDS].write(np.packbits(bits).data)
+    for name in file_names:
+        flush(folder / name)
+    files = {name: manifest.describe_file(folder / name) for name in file_names}
     text_read = manifest.TextRead(documents_read, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
     lines = (
         manifest.StepCounts(name, 0, int(size), int(count))

@@ -33,26 +33,18 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import (
-    NormalizedString,
-    PreTokenizedString,
-    Regex,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
-from typing_extensions import assert_never
+from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import TokenizerError, call, optional
 from bothways.core.files import read_object, surrogate_in
 
 Backend = tokenizers.Tokenizer
+Slice = tokenizers.NormalizedString
 CONFIG = "tokenizer_config.json"
 
 D = TypeVar("D", bound="bool | None")
@@ -82,11 +74,7 @@ class Specials:
 
 
 def find_specials(backend: Backend, config: Mapping[str, Any], location: Path | str) -> Specials:
-    """Find the special tokens that the configuration names, or else the customary ones.
-
-    Raises:
-        TokenizerError: special tokens are missing.
-    """
+    """Find the special tokens by configured or customary names. Raises TokenizerError."""
     size = backend.get_vocab_size()
     if size < len(NAMES):
         message = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens"
@@ -119,12 +107,7 @@ def name_in(config: Mapping[str, Any], setting: str) -> str | None:
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """Return the object in `tokenizer_config.json` or a file like it; empty if there is no file.
-
-    Raises:
-        TokenizerError: it holds something else, or text that is not made of characters.
-        ResourceError: it cannot be read.
-    """
+    """Return the object in a file of settings, {} without a file. Raises TokenizerError."""
     if not file.exists():
         return {}
     settings = read_object(file, TokenizerError)
@@ -135,11 +118,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def flag(config: Mapping[str, Any], file: Path, key: str, default: D) -> bool | D:
-    """Return a setting of the tokenizer in `file`; null means the default.
-
-    Raises:
-        TokenizerError: it is neither true nor false.
-    """
+    """Return a setting, by default if null. Raises TokenizerError unless it is true or false."""
     match config.get(key):
         case None:
             return default
@@ -160,169 +139,149 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 """The token that begins an input and the one that ends it: (token, id) each."""
 
 
-@dataclass(frozen=True)
-class Bert:
-    """WordPiece with BERT's normalisation.
-
-    Attributes:
-        strip_accents: None means as `lowercase`.
-        cjk: surround ideographs with spaces.
-        roberta: special tokens around texts as in RoBERTa, for MPNet.
-    """
-
-    lowercase: bool = True
-    strip_accents: bool | None = None
-    cjk: bool = True
-    roberta: bool = False
-
-
-@dataclass(frozen=True)
-class WordEnds:
-    """BPE over BERT's words, with "</w>" at their ends: OpenAI's GPT, HerBERT."""
-
-    lowercase: bool = False
-
-
-@dataclass(frozen=True)
-class Roberta:
-    """Byte-level BPE. `prefix_space`: read the first word of a text as if after a space."""
-
-    prefix_space: bool = False
-    trim_offsets: bool = True
-
-
-@dataclass(frozen=True)
-class XlmRoberta:
-    """Unigram over words after "▁". `charsmap`: SentencePiece's normalisation, compiled."""
-
-    prefix_space: bool = True
-    charsmap: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Albert:
-    """XlmRoberta after English normalisation: uniform quotation marks, no accents, lower case."""
-
-    lowercase: bool = True
-    keep_accents: bool = False
-    prefix_space: bool = True
-    charsmap: bytes | None = None
-
-
-@dataclass(frozen=True)
-class ByteDeberta:
-    """Byte-level BPE with BERT's special tokens. `doubled`: two [SEP] between texts."""
-
-    prefix_space: bool = False
-    doubled: bool = False
-
-
-@dataclass(frozen=True)
-class PieceDeberta:
-    """Unigram over whole texts.
-
-    Attributes:
-        split_punctuation: split off each punctuation mark.
-        charsmap: SentencePiece's compiled normalisation; None for that of transformers 5: white
-            space becomes spaces, NFC, no white space at the end.
-    """
-
-    lowercase: bool = False
-    split_punctuation: bool = False
-    prefix_space: bool = True
-    charsmap: bytes | None = None
-
-
-@dataclass(frozen=True)
-class BigBird:
-    """Unigram over words with "▁" before them and BERT's special tokens.
-
-    Attributes:
-        charsmap: SentencePiece's compiled normalisation; None for that of transformers 5, which
-            only joins spaces.
-    """
-
-    prefix_space: bool = True
-    charsmap: bytes | None = None
-
-
-Pipeline = Bert | WordEnds | Roberta | XlmRoberta | Albert | ByteDeberta | PieceDeberta | BigBird
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a `tokenizers.Tokenizer` around its model."""
-
-    normalizer: normalizers.Normalizer | None
-    pre_tokenizer: pre_tokenizers.PreTokenizer
-    decoder: decoders.Decoder
-    post_processor: processors.PostProcessor
-
-
-def parts(pipeline: Pipeline, ends: Ends) -> Parts:
-    """Build the parts of a pipeline."""
-    match pipeline:
-        case WordEnds(lowercase):
-            bert = parts(Bert(lowercase, None if lowercase else False), ends)
-            return replace(bert, decoder=decoders.BPEDecoder(suffix="</w>"))
-        case Bert(lowercase, accents, cjk, roberta):
-            norm = normalizers.BertNormalizer(True, cjk, accents, lowercase)
-            words, decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix="##")
-            around = _template(PAIR if roberta else PAIR_OF_SEGMENTS, ends)
-            return Parts(norm, words, decoder, around)
-        case Roberta(prefix, trim):
-            cls, sep = ends
-            post = processors.RobertaProcessing(sep, cls, trim, prefix)
-            return Parts(None, pre_tokenizers.ByteLevel(prefix), decoders.ByteLevel(), post)
-        case ByteDeberta(prefix, doubled):
-            around = _template(PAIR if doubled else PAIR_OF_SEGMENTS, ends)
-            return Parts(None, pre_tokenizers.ByteLevel(prefix), decoders.ByteLevel(), around)
-        case XlmRoberta() | Albert() | PieceDeberta() | BigBird():
-            pass
-        case _:
-            assert_never(pipeline)
-    # The pieces of SentencePiece
-    unprefixed = "first" if isinstance(pipeline, PieceDeberta) else "never"
-    scheme = "always" if pipeline.prefix_space else unprefixed
-    spaces: pre_tokenizers.PreTokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
-    charsmap, cuts, steps = pipeline.charsmap, [spaces], list[normalizers.Normalizer]()
-    maps = () if charsmap is None else (charsmap,)
-    compiled: list[normalizers.Normalizer] = [*map(normalizers.Precompiled, maps)]
-    match pipeline:
-        case XlmRoberta():
-            cuts = [pre_tokenizers.WhitespaceSplit(), spaces]
-            steps = compiled
-        case Albert(lowercase, keep_accents):
-            cuts = [pre_tokenizers.WhitespaceSplit(), spaces]
-            steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-            steps += [] if keep_accents else [normalizers.NFKD(), normalizers.StripAccents()]
-            steps += [normalizers.Lowercase()] if lowercase else []
-            steps += compiled
-        case PieceDeberta(lowercase, split):
-            cuts = [pre_tokenizers.Punctuation("isolated"), spaces] if split else cuts
-            steps = [normalizers.Lowercase()] if lowercase else []
-            if charsmap is None:
-                white = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
-                steps += [white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
-            else:
-                joined = normalizers.Replace(Regex(" {2,}"), " ")
-                steps += [normalizers.Strip(), *compiled, joined]
-        case BigBird():
-            steps = compiled or [normalizers.Strip(left=False, right=False)]
-            steps = [*steps, normalizers.Replace(Regex(" {2,}"), "▁")]
-    is_xlm = isinstance(pipeline, XlmRoberta)
-    return Parts(
-        next(iter(steps), None) if is_xlm else normalizers.Sequence(steps),
-        spaces if isinstance(pipeline, BigBird) else pre_tokenizers.Sequence(cuts),
-        decoders.Metaspace("▁", prepend_scheme=scheme),
-        _template(PAIR if is_xlm else PAIR_OF_SEGMENTS, ends),
-    )
-
-
 def _template(pair: str, ends: Ends) -> processors.PostProcessor:
     (cls, _), (sep, _) = ends
     forms = [form.format(cls=cls, sep=sep).split() for form in (ALONE, pair)]
     return processors.TemplateProcessing(*forms, special_tokens=list(dict.fromkeys(ends)))
+
+
+_AROUND, _AROUND_SEGMENTS = (partial(_template, form) for form in (PAIR, PAIR_OF_SEGMENTS))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The parts of a `tokenizers.Tokenizer` around its model.
+
+    Attributes:
+        around: builds the post-processor that puts special tokens around texts.
+        mask_strips: whether [MASK] absorbs the white space before it.
+        suffix: the mark at the end of a word, in its last token.
+        special: tokens that stay special, though no text has them.
+    """
+
+    normalizer: normalizers.Normalizer | None
+    pre_tokenizer: pre_tokenizers.PreTokenizer
+    decoder: decoders.Decoder
+    around: Callable[[Ends], processors.PostProcessor] = _AROUND_SEGMENTS
+    mask_strips: bool = True
+    suffix: str = ""
+    special: tuple[str, ...] = ()
+
+
+def bert(lowercase: bool = True, strip_accents: bool | None = None, cjk: bool = True) -> Pipeline:
+    """Return the pipeline of WordPiece with BERT's normalisation.
+
+    Args:
+        strip_accents: None means as `lowercase`.
+        cjk: surround ideographs with spaces.
+    """
+    norm = normalizers.BertNormalizer(True, cjk, strip_accents, lowercase)
+    words, decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix="##")
+    return Pipeline(norm, words, decoder, mask_strips=False)
+
+
+def mpnet(lowercase: bool, strip_accents: bool | None, cjk: bool) -> Pipeline:
+    """Return BERT's pipeline with special tokens as in RoBERTa."""
+    return replace(bert(lowercase, strip_accents, cjk), around=_AROUND, mask_strips=True)
+
+
+def word_ends(lowercase: bool) -> Pipeline:
+    """Return the pipeline of BPE over BERT's words, with "</w>" at their ends: GPT, HerBERT."""
+    words = bert(lowercase, None if lowercase else False)
+    return replace(words, decoder=decoders.BPEDecoder(suffix="</w>"), suffix="</w>")
+
+
+def roberta(prefix_space: bool = False, trim_offsets: bool = True) -> Pipeline:
+    """Return the pipeline of byte-level BPE; `prefix_space` puts a space before the first word."""
+
+    def around(ends: Ends) -> processors.PostProcessor:
+        cls, sep = ends
+        return processors.RobertaProcessing(sep, cls, trim_offsets, prefix_space)
+
+    return Pipeline(None, pre_tokenizers.ByteLevel(prefix_space), decoders.ByteLevel(), around)
+
+
+def byte_deberta(prefix_space: bool = False) -> Pipeline:
+    """Return the pipeline of byte-level BPE with BERT's special tokens."""
+    return Pipeline(None, pre_tokenizers.ByteLevel(prefix_space), decoders.ByteLevel())
+
+
+def _pieces(
+    prefix_space: bool,
+    steps: list[normalizers.Normalizer],
+    *cuts: pre_tokenizers.PreTokenizer,
+    unprefixed: str = "never",
+) -> Pipeline:
+    """Return the pipeline of Unigram with `cuts` before spaces become "▁"."""
+    scheme = "always" if prefix_space else unprefixed
+    spaces = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
+    decoder = decoders.Metaspace("▁", prepend_scheme=scheme)
+    cut = pre_tokenizers.Sequence([*cuts, spaces])
+    return Pipeline(normalizers.Sequence(steps), cut, decoder)
+
+
+def _compiled(charsmap: bytes | None) -> list[normalizers.Normalizer]:
+    """Return SentencePiece's normalisation, compiled; empty if there is none."""
+    return [] if charsmap is None else [normalizers.Precompiled(charsmap)]
+
+
+def xlm_roberta(prefix_space: bool = True, charsmap: bytes | None = None) -> Pipeline:
+    """Return the pipeline of Unigram over words after "▁"."""
+    pieces = _pieces(prefix_space, [], pre_tokenizers.WhitespaceSplit())
+    return replace(pieces, normalizer=next(iter(_compiled(charsmap)), None), around=_AROUND)
+
+
+def albert(
+    lowercase: bool = True,
+    keep_accents: bool = False,
+    prefix_space: bool = True,
+    charsmap: bytes | None = None,
+) -> Pipeline:
+    """Return XLM-RoBERTa's pipeline after English normalisation: uniform quotes, no accents."""
+    quotes = [normalizers.Replace(mark, '"') for mark in ("``", "''")]
+    steps: list[normalizers.Normalizer] = [*quotes]
+    steps += [] if keep_accents else [normalizers.NFKD(), normalizers.StripAccents()]
+    steps += [normalizers.Lowercase()] if lowercase else []
+    return _pieces(prefix_space, steps + _compiled(charsmap), pre_tokenizers.WhitespaceSplit())
+
+
+def piece_deberta(
+    lowercase: bool = False,
+    split_punctuation: bool = False,
+    prefix_space: bool = True,
+    charsmap: bytes | None = None,
+) -> Pipeline:
+    """Return the pipeline of Unigram over whole texts.
+
+    Args:
+        split_punctuation: split off each punctuation mark.
+        charsmap: SentencePiece's compiled normalisation; None for that of transformers 5: white
+            space becomes spaces, NFC, no white space at the end.
+    """
+    steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lowercase else []
+    if charsmap is None:
+        white = normalizers.Replace(tokenizers.Regex(r"\s{2,}|[\n\r\t]"), " ")
+        steps += [white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
+    else:
+        joined = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+        steps += [normalizers.Strip(), *_compiled(charsmap), joined]
+    cuts = [pre_tokenizers.Punctuation("isolated")] if split_punctuation else []
+    return replace(_pieces(prefix_space, steps, *cuts, unprefixed="first"), mask_strips=False)
+
+
+def big_bird(prefix_space: bool = True, charsmap: bytes | None = None) -> Pipeline:
+    """Return the pipeline of Unigram over words after "▁", with BERT's special tokens.
+
+    Args:
+        charsmap: SentencePiece's compiled normalisation; None for that of transformers 5, which
+            only joins spaces.
+    """
+    steps = _compiled(charsmap) or [normalizers.Strip(left=False, right=False)]
+    pieces = _pieces(prefix_space, [*steps, normalizers.Replace(tokenizers.Regex(" {2,}"), "▁")])
+    scheme = "always" if prefix_space else "never"
+    spaces = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
+    # Its own ends stay special, though [CLS] and [SEP] surround its texts.
+    return replace(pieces, pre_tokenizer=spaces, special=("<s>", "</s>"))
 
 
 def steps_of(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -383,7 +342,7 @@ _MERGES, _BPE_PIECES = ("vocab.json",), ("sentencepiece.bpe.model",)
 
 _ALL = (
     TokenizerClass(
-        "BertTokenizer", "WordPiece", ("vocab.txt",), Bert, _WORDS,
+        "BertTokenizer", "WordPiece", ("vocab.txt",), bert, _WORDS,
         aliases=(
             "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "LxmertTokenizer",
             "SqueezeBertTokenizer", "ConvBertTokenizer", "RetriBertTokenizer", "LayoutLMTokenizer",
@@ -397,51 +356,50 @@ _ALL = (
         ),
     ),
     TokenizerClass(
-        "MPNetTokenizer", "WordPiece", ("vocab.txt",),
-        lambda *values: Bert(*values, roberta=True), _WORDS, models=("mpnet",),
+        "MPNetTokenizer", "WordPiece", ("vocab.txt",), mpnet, _WORDS, models=("mpnet",),
     ),
-    TokenizerClass(JAPANESE, "WordPiece", ("vocab.txt",), Bert),
+    TokenizerClass(JAPANESE, "WordPiece", ("vocab.txt",), bert),
     TokenizerClass(
-        "RobertaTokenizer", "BPE", _MERGES, Roberta, (*_BYTES, ("trim_offsets", True)),
+        "RobertaTokenizer", "BPE", _MERGES, roberta, (*_BYTES, ("trim_offsets", True)),
         aliases=(
             "BartTokenizer", "LEDTokenizer", "LongformerTokenizer", "MvpTokenizer",
         ),
         models=("data2vec-text", "ibert", "lilt", "longformer", "roberta", "roberta-prelayernorm"),
     ),
     TokenizerClass(
-        "GPT2Tokenizer", "BPE", _MERGES, Roberta, (*_BYTES, ("trim_offsets", True)),
+        "GPT2Tokenizer", "BPE", _MERGES, roberta, (*_BYTES, ("trim_offsets", True)),
         models=("gpt2",), template=False,
     ),
     TokenizerClass(
-        "DebertaTokenizer", "BPE", _MERGES, ByteDeberta, _BYTES, models=("deberta",)
+        "DebertaTokenizer", "BPE", _MERGES, byte_deberta, _BYTES, models=("deberta",)
     ),
     TokenizerClass(
-        "HerbertTokenizer", "BPE", _MERGES, lambda: WordEnds(lowercase=False),
+        "HerbertTokenizer", "BPE", _MERGES, lambda: word_ends(lowercase=False),
         models=("herbert",),
     ),
     TokenizerClass(
-        "OpenAIGPTTokenizer", "BPE", _MERGES, lambda: WordEnds(lowercase=True),
+        "OpenAIGPTTokenizer", "BPE", _MERGES, lambda: word_ends(lowercase=True),
         models=("openai-gpt",), template=False,
     ),
     TokenizerClass(
-        "XLMRobertaTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES,
+        "XLMRobertaTokenizer", "Unigram", _BPE_PIECES, xlm_roberta, _PIECES,
         models=("gte", "jina_embeddings_v3", "xlm-roberta", "xmod"), unknown=3,
     ),
     TokenizerClass(
-        "CamembertTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES,
+        "CamembertTokenizer", "Unigram", _BPE_PIECES, xlm_roberta, _PIECES,
         models=("camembert",), unknown=3,
     ),
     TokenizerClass(
-        "AlbertTokenizer", "Unigram", ("spiece.model",), Albert,
+        "AlbertTokenizer", "Unigram", ("spiece.model",), albert,
         (("do_lower_case", True), ("keep_accents", False), *_PIECES),
         aliases=("FNetTokenizer",), models=("albert", "fnet", "yoso"), unknown=1,
     ),
     TokenizerClass(
-        "BigBirdTokenizer", "Unigram", ("spiece.model",), BigBird, _PIECES,
+        "BigBirdTokenizer", "Unigram", ("spiece.model",), big_bird, _PIECES,
         models=("big_bird",),
     ),
     TokenizerClass(
-        "DebertaV2Tokenizer", "Unigram", ("spm.model",), PieceDeberta,
+        "DebertaV2Tokenizer", "Unigram", ("spm.model",), piece_deberta,
         (("do_lower_case", False), ("split_by_punct", False), *_PIECES),
         models=("deberta-v2",),
     ),
@@ -523,12 +481,7 @@ def reconcile(
     config: Mapping[str, Any],
     file: Path,
 ) -> None:
-    """Apply the settings to the backend of `tokenizer.json`, and compare it with its class.
-
-    Raises:
-        TokenizerError: a setting is neither true nor false or contradicts the file, or the file
-            does not what the class does.
-    """
+    """Apply settings to the backend of `tokenizer.json`, and compare it. Raises TokenizerError."""
     if tokenizer_class is None:
         if config.get("tokenizer_class") is None:  # a file alone: its settings count, if any
             _follow(backend, config, file)
@@ -560,12 +513,11 @@ def reconcile(
         fix = f"Set it to {json.dumps(value)}, {fix}"
         raise TokenizerError(message, where=file.with_name(CONFIG), fix=fix)
     pipelines = [tokenizer_class.pipeline(config, file, charsmap)]
-    match pipelines[0]:
-        case BigBird() | PieceDeberta() if charsmap is not None:
-            pipelines.append(tokenizer_class.pipeline(config, file))
-        case ByteDeberta(prefix):
-            pipelines.append(ByteDeberta(prefix, doubled=True))
-    _compare(backend, [parts(pipeline, ends) for pipeline in pipelines], tokenizer_class, file)
+    if tokenizer_class.build in (big_bird, piece_deberta) and charsmap is not None:
+        pipelines.append(tokenizer_class.pipeline(config, file))
+    elif tokenizer_class.build is byte_deberta:
+        pipelines.append(replace(pipelines[0], around=_AROUND))
+    _compare(backend, pipelines, ends, tokenizer_class, file)
 
 
 def _follow(backend: Backend, config: Mapping[str, Any], file: Path) -> None:
@@ -626,7 +578,11 @@ _BLANKS = (
 
 
 def _compare(
-    backend: Backend, choices: list[Parts], tokenizer_class: TokenizerClass, file: Path
+    backend: Backend,
+    choices: list[Pipeline],
+    ends: Ends,
+    tokenizer_class: TokenizerClass,
+    file: Path,
 ) -> None:
     """Refuse a `tokenizer.json` whose model has other settings than its class, or that divides odd
     texts otherwise.
@@ -642,10 +598,9 @@ def _compare(
             raise _mismatch(file, how, tokenizer_class, "with '##' up to 100")
     elif tokenizer_class.model == "BPE":
         suffix = model.end_of_word_suffix or ""
-        stated = "" if tokenizer_class.build in (Roberta, ByteDeberta) else "</w>"
-        if suffix != stated:
+        if suffix != choices[0].suffix:
             how = f"marks the ends of words with {suffix!r}"
-            raise _mismatch(file, how, tokenizer_class, f"with {stated!r}")
+            raise _mismatch(file, how, tokenizer_class, f"with {choices[0].suffix!r}")
         if model.ignore_merges or model.byte_fallback:
             raise _mismatch(file, "goes round its merges", tokenizer_class, "uses them")
     elif tokenizer_class.unknown is not None:
@@ -668,7 +623,7 @@ def _compare(
         how = f"divides {text!r} into {words!r:.120}"
         raise _mismatch(file, how, tokenizer_class, f"into {differing[0]!r:.120}")
     post = backend.post_processor
-    around = [edges(backend, choice.post_processor) for choice in choices]
+    around = [edges(backend, choice.around(ends)) for choice in choices]
     if tokenizer_class.template and post is not None and edges(backend, post) not in around:
         how = "puts other special tokens around texts"
         raise _mismatch(file, how, tokenizer_class, "has its own")
@@ -742,12 +697,15 @@ class JapaneseWords:
             },
         }
 
-    def attach(self, backend: Backend) -> Backend:
-        """Return a copy of a backend that divides words by MeCab.
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline without the division into words, which `attach` adds."""
+        norm, decoder = normalizers.NFKC(), decoders.WordPiece(prefix="##")
+        cut = pre_tokenizers.WhitespaceSplit()
+        return Pipeline(norm if self.normalise else None, cut, decoder)
 
-        Raises:
-            ResourceError: MeCab or its dictionary is not installed.
-        """
+    def attach(self, backend: Backend) -> Backend:
+        """Copy a backend, dividing words by MeCab. Raises ResourceError if it is not installed."""
         with optional("ja", "dividing Japanese words"):
             import fugashi
 
@@ -767,11 +725,11 @@ class _Divider:
     def __init__(self, tagger: Any, lowercase: bool, characters: bool) -> None:
         self._tagger, self._lowercase, self._characters = tagger, lowercase, characters
 
-    def pre_tokenize(self, text: PreTokenizedString) -> None:
+    def pre_tokenize(self, text: tokenizers.PreTokenizedString) -> None:
         text.split(self._split)
 
-    def _split(self, _: int, normalized: NormalizedString) -> list[NormalizedString]:
-        text, end, words = str(normalized), 0, list[NormalizedString]()
+    def _split(self, _: int, normalized: Slice) -> list[Slice]:
+        text, end, words = str(normalized), 0, list[Slice]()
         for node in self._tagger(text):
             start = text.index(node.surface, end)
             end = start + len(node.surface)
@@ -791,23 +749,8 @@ class _Divider:
         return words
 
 
-def japanese_backend(vocab: Mapping[str, int], words: JapaneseWords, unknown: str) -> Backend:
-    """Return the backend without its division into words, which `JapaneseWords.attach` adds."""
-    model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=100)
-    backend = Backend(model)
-    if words.normalise:
-        backend.normalizer = normalizers.NFKC()
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return backend
-
-
 def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
-    """Read the settings of a folder with this class.
-
-    Raises:
-        TokenizerError: words are divided in a way that is not supported.
-    """
+    """Read the settings of such a folder. Raises TokenizerError for another division into words."""
     word = config.get("word_tokenizer_type") or "basic"
     subword = config.get("subword_tokenizer_type") or "wordpiece"
     kwargs = config.get("mecab_kwargs") or {}

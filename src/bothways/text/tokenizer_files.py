@@ -55,16 +55,15 @@ Opened = tuple[classes.Backend, classes.Pipeline | None]
 
 
 def bert_backend(
-    vocab: Mapping[str, int], bert: classes.Bert, unknown: str = "[UNK]"
+    vocab: Mapping[str, int], pipeline: classes.Pipeline, unknown: str = "[UNK]"
 ) -> classes.Backend:
-    """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
+    """Return the backend of WordPiece with a pipeline, such as transformers' BertTokenizer."""
     # Longer words are unknown; google-research/bert has 200.
     model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=100)
     backend = classes.Backend(model)
-    components = classes.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
-    assert components.normalizer is not None
-    backend.normalizer, backend.pre_tokenizer = components.normalizer, components.pre_tokenizer
-    backend.decoder = components.decoder
+    if pipeline.normalizer is not None:
+        backend.normalizer = pipeline.normalizer
+    backend.pre_tokenizer, backend.decoder = pipeline.pre_tokenizer, pipeline.decoder
     return backend
 
 
@@ -135,22 +134,14 @@ def load_backend(
 
 
 def dress(backend: classes.Backend, pipeline: classes.Pipeline, specials: classes.Specials) -> None:
-    """Set the parts of a pipeline; [MASK] absorbs white space before it, except in PieceDeberta."""
-    components = classes.parts(pipeline, _ends(backend, specials))
-    if components.normalizer is not None:
-        backend.normalizer = components.normalizer
-    backend.pre_tokenizer, backend.decoder = components.pre_tokenizer, components.decoder
-    backend.post_processor = components.post_processor
-    match pipeline:
-        case classes.PieceDeberta() | classes.WordEnds() | classes.Bert(roberta=False):
-            strips = False
-        case _:
-            strips = True
-    mask = _special(backend.id_to_token(specials.mask), lstrip=strips)
-    # BigBird's own ends stay special, though [CLS] and [SEP] surround its texts.
-    bigbird = isinstance(pipeline, classes.BigBird) and backend.token_to_id("</s>") is not None
-    ends = ("<s>", "</s>") if bigbird else ()
-    backend.add_special_tokens([mask, *map(_special, ends)])
+    """Set the parts of a pipeline, and mark its special tokens."""
+    if pipeline.normalizer is not None:
+        backend.normalizer = pipeline.normalizer
+    backend.pre_tokenizer, backend.decoder = pipeline.pre_tokenizer, pipeline.decoder
+    backend.post_processor = pipeline.around(_ends(backend, specials))
+    mask = _special(backend.id_to_token(specials.mask), lstrip=pipeline.mask_strips)
+    special = pipeline.special if backend.token_to_id("</s>") is not None else ()
+    backend.add_special_tokens([mask, *map(_special, special)])
 
 
 def _special(content: str | None, lstrip: bool = False) -> tokenizers.AddedToken:
@@ -173,9 +164,7 @@ def finish(backend: classes.Backend, specials: classes.Specials) -> classes.Back
     backend.no_truncation()
     backend.no_padding()
     if backend.post_processor is None:
-        backend.post_processor = classes.parts(
-            classes.Bert(), _ends(backend, specials)
-        ).post_processor
+        backend.post_processor = classes.bert().around(_ends(backend, specials))
     return backend
 
 
@@ -184,7 +173,7 @@ def tokenizer_config(backend: classes.Backend, specials: classes.Specials) -> di
     names = {classes.SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
     spec, post = json.loads(backend.to_str()), backend.post_processor
     added = {token["content"] for token in spec["added_tokens"]}
-    bert = classes.parts(classes.Bert(), _ends(backend, specials)).post_processor
+    bert = classes.bert().around(_ends(backend, specials))
     match spec:
         case {
             "normalizer": {"type": "BertNormalizer", "clean_text": True} as normalizer,
@@ -244,21 +233,16 @@ def _open(
     tokenizer_class: classes.TokenizerClass | None,
     words: classes.JapaneseWords | None,
 ) -> Opened:
-    """Return the backend, and the pipeline to apply if the file does not contain one.
-
-    Args:
-        tokenizer_class: the class of the folder, if it reads this file.
-    """
+    """Return the backend of a file of this class, and the pipeline to apply if it holds none."""
     match file.suffix:
         case ".txt":
             lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
             vocab = {token: id for id, token in enumerate(lines)}
             unknown = classes.name_in(config, classes.SETTINGS["unknown"]) or "[UNK]"
             if words is not None:
-                return classes.japanese_backend(vocab, words, unknown), None
+                return bert_backend(vocab, words.pipeline, unknown), None
             bert = (tokenizer_class or classes.CLASSES["BertTokenizer"]).pipeline(config, file)
-            assert isinstance(bert, classes.Bert)
-            return bert_backend(vocab, bert, unknown), bert if bert.roberta else None
+            return bert_backend(vocab, bert, unknown), bert if bert.mask_strips else None
         case ".model":
             return _from_pieces(file, config, tokenizer_class)
         case _ if file.name == "vocab.json":
@@ -300,7 +284,7 @@ def _from_merges(
     default = "DebertaTokenizer" if byte_bert else "RobertaTokenizer"
     tokenizer_class = tokenizer_class or classes.CLASSES[default]
     pipeline = tokenizer_class.pipeline(config, file)
-    if ends != isinstance(pipeline, classes.WordEnds):
+    if ends != (pipeline.suffix != ""):
         marks = "marks" if ends else "does not mark"
         message = f"{marks} the ends of words by </w>, unlike {tokenizer_class.name}, its class"
         fix = f'Name its class in {classes.CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
@@ -469,11 +453,7 @@ _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
 def _read_sentencepiece(content: bytes) -> tuple[list[tuple[str, float]], str, bytes | None]:
-    """Return the pieces with their scores, the kind of the model, and its compiled normalisation.
-
-    Raises:
-        ValueError: the bytes are not the content of a `.model` file.
-    """
+    """Return pieces with scores, the kind of model, its normalisation. Raises ValueError."""
     pieces = list[tuple[str, float]]()
     kind: Any = 1
     charsmap: Any = None

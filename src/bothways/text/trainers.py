@@ -41,7 +41,7 @@ from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.core.files import surrogate_in
 from bothways.core.source import rng
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_classes import NAMES, Backend, Bert, Roberta, find_specials
+from bothways.text.tokenizer_classes import NAMES, Backend, bert, find_specials, roberta
 from bothways.text.tokenizer_files import bert_backend, dress, finish
 
 SPECIALS = [names[0] for names in NAMES.values()]
@@ -75,11 +75,7 @@ class Sample:
 
 
 def characters_of(ceiling: float) -> int:
-    """Return the characters of a ceiling in millions.
-
-    Raises:
-        ConfigError: it is not finite.
-    """
+    """Return the characters of a ceiling in millions. Raises ConfigError unless it is finite."""
     if not math.isfinite(ceiling):
         fix = "Give a large number to read all of a text."
         message = f"must be a number of millions of characters, not {ceiling}"
@@ -196,7 +192,7 @@ class WordPiece:
     Attributes:
         size: tokens, the special ones included.
         min_frequency: how often a pair of pieces must occur to be joined.
-        lowercase, strip_accents, cjk: see `files.Bert`.
+        lowercase, strip_accents, cjk: see `tokenizer_classes.bert`.
         alphabet: the number of characters to keep, the most frequent ones; words with others are
             unknown. None for 1,000, or as many as `coverage` needs and `size` has room for.
         coverage: the share of the text's characters to keep, where `alphabet` is None.
@@ -301,13 +297,13 @@ def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
         raise DataError(f"a text holds {surrogate_in(str(error.object))}", fix=fix) from error
     specials = find_specials(backend, {}, "the learned vocabulary")
     if isinstance(kind, ByteBPE):
-        dress(backend, Roberta(kind.prefix_space), specials)
+        dress(backend, roberta(kind.prefix_space), specials)
     return Tokenizer(finish(backend, specials), specials)
 
 
 def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend:
-    bert = Bert(kind.lowercase, kind.strip_accents, kind.cjk)
-    backend = bert_backend({}, bert)
+    pipeline = bert(kind.lowercase, kind.strip_accents, kind.cjk)
+    backend = bert_backend({}, pipeline)
     counts = _normal_characters(texts, backend)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     if kind.alphabet is not None:
@@ -327,17 +323,13 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend
         show_progress=False,
     )
     backend.train_from_iterator(reader(texts), trainer)
-    return bert_backend(backend.get_vocab(), bert)
+    return bert_backend(backend.get_vocab(), pipeline)
 
 
 def _covering(
     ranked: list[tuple[str, int]], kind: WordPiece | Unigram, tokens: Callable[[str], int]
 ) -> list[str]:
-    """Return the first characters, and those after them up to the coverage or the size.
-
-    Args:
-        tokens: returns how many tokens a character needs.
-    """
+    """Return the first characters up to the coverage or the size; `tokens` counts those of one."""
     letters, total, covered = list[str](), sum(count for _, count in ranked), 0
     room = kind.size - len(SPECIALS)
     for letter, count in ranked:
@@ -406,10 +398,7 @@ def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> Backend:
 
 
 def _without(rare: dict[int, str], texts: Iterator[str], kind: Unigram) -> Iterator[str]:
-    """Return normalised texts without rare characters, or the same texts if there are none.
-
-    The trainer itself keeps every character of its text.
-    """
+    """Return normalised texts without rare characters, which the trainer would keep."""
     if not rare:
         return texts
     # A normaliser of its own: the tokenizer in training is locked while the trainer reads.

@@ -12,7 +12,6 @@ import pytest
 
 from bothways.core.errors import ResourceError
 from bothways.core.jobs.process_pool import map_in_order
-from bothways.core.runtime.process import usable_cores
 from child_processes import alive, assert_they_end
 from pool_jobs import die, die_once, fail, process_id, scaled, sleepy_id, slow_square
 
@@ -124,12 +123,6 @@ def test_no_worker_outlives_a_second_interrupt(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         results.close()
     assert_they_end(pids)
-
-
-def test_usable_cores(monkeypatch):
-    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert usable_cores() == os.cpu_count()
 
 
 def test_a_job_whose_worker_was_killed_is_begun_again(tmp_path):

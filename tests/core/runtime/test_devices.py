@@ -5,16 +5,6 @@ import torch
 
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.runtime import devices as hardware
-from bothways.core.runtime.devices import (
-    choose_device,
-    describe_device,
-    disk_free,
-    gemm_rate,
-    has_bf16,
-    has_int8,
-    memory_available,
-    resolve_precision,
-)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -37,36 +27,33 @@ def cpu_of(monkeypatch):
     hardware._cpu_flags.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("line", "probes", "bf16", "int8"),
-    [
-        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", {}, True, False),
-        ("flags\t\t: fpu avx512f amx_bf16", {}, True, False),
-        ("flags\t\t: fpu avx512f avx512_vnni", {}, False, True),
-        ("flags\t\t: fpu avx2 avx_vnni", {}, False, True),
-        ("flags\t\t: fpu amx_int8", {}, False, True),
-        ("flags\t\t: fpu avx2 avx512f avx512bw", {}, False, False),
-        ("Features\t: fp asimd bf16 i8mm", {}, True, False),
-        ("Features\t: fp asimd", {}, False, False),
-        ("", {"_is_avx512_bf16_supported": True}, True, False),
-        ("", {"_is_amx_tile_supported": True}, True, False),
-        ("", {"_is_vnni_supported": True}, False, True),
-        ("", {}, False, False),
-    ],
-)
+@pytest.mark.parametrize(("line", "probes", "bf16", "int8"), [
+    ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", {}, True, False),
+    ("flags\t\t: fpu avx512f amx_bf16", {}, True, False),
+    ("flags\t\t: fpu avx512f avx512_vnni", {}, False, True),
+    ("flags\t\t: fpu avx2 avx_vnni", {}, False, True),
+    ("flags\t\t: fpu amx_int8", {}, False, True),
+    ("flags\t\t: fpu avx2 avx512f avx512bw", {}, False, False),
+    ("Features\t: fp asimd bf16 i8mm", {}, True, False),
+    ("Features\t: fp asimd", {}, False, False),
+    ("", {"_is_avx512_bf16_supported": True}, True, False),
+    ("", {"_is_amx_tile_supported": True}, True, False),
+    ("", {"_is_vnni_supported": True}, False, True),
+    ("", {}, False, False),
+])  # fmt: skip
 def test_instructions_are_looked_for_and_never_assumed(cpu_of, line, probes, bf16, int8):
     cpu_of(line, **probes)
-    assert (has_bf16(CPU), has_int8(CPU)) == (bf16, int8)
-    assert not has_int8(CUDA)
-    assert resolve_precision("auto", CPU) is (torch.bfloat16 if bf16 else torch.float32)
-    assert resolve_precision("fp32", CPU) is torch.float32
+    assert (hardware.has_bf16(CPU), hardware.has_int8(CPU)) == (bf16, int8)
+    assert not hardware.has_int8(CUDA)
+    assert hardware.resolve_precision("auto", CPU) is (torch.bfloat16 if bf16 else torch.float32)
+    assert hardware.resolve_precision("fp32", CPU) is torch.float32
 
 
 def test_a_torch_without_these_probes_is_asked_nothing(cpu_of, monkeypatch):
     cpu_of("flags : avx2")
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.delattr(torch.cpu, name)
-    assert not has_bf16(CPU)
+    assert not hardware.has_bf16(CPU)
 
 
 def test_that_gpu_is_asked_which_is_meant(monkeypatch):
@@ -75,45 +62,45 @@ def test_that_gpu_is_asked_which_is_meant(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "get_device_capability", lambda device: (7, 5) if device.index == 1 else (8, 0)
     )
-    assert has_bf16(CUDA)
-    assert not has_bf16(torch.device("cuda:1"))
+    assert hardware.has_bf16(CUDA)
+    assert not hardware.has_bf16(torch.device("cuda:1"))
     monkeypatch.setattr(torch.version, "hip", "6.0")
-    assert has_bf16(torch.device("cuda:1"))
+    assert hardware.has_bf16(torch.device("cuda:1"))
 
 
 def test_bf16_without_hardware_is_refused(monkeypatch):
     monkeypatch.setattr(hardware, "has_bf16", lambda device: True)
-    assert resolve_precision("bf16", CPU) is torch.bfloat16
+    assert hardware.resolve_precision("bf16", CPU) is torch.bfloat16
     monkeypatch.setattr(hardware, "has_bf16", lambda device: False)
     with pytest.raises(ConfigError, match="has no bf16 instructions") as caught:
-        resolve_precision("bf16", CPU)
+        hardware.resolve_precision("bf16", CPU)
     assert caught.value.where == "precision"
     with pytest.raises(ConfigError, match="'bf17' is unknown: it must be auto, fp32 or bf16"):
-        resolve_precision("bf17", CPU)
-    assert describe_device(CPU) in caught.value.what
+        hardware.resolve_precision("bf17", CPU)
+    assert hardware.describe_device(CPU) in caught.value.what
 
 
 def test_a_device_is_chosen_by_name_or_by_what_there_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device() == choose_device("cpu") == CPU
+    assert hardware.choose_device() == hardware.choose_device("cpu") == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert choose_device() == choose_device("cuda") == CUDA
-    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    assert hardware.choose_device() == hardware.choose_device("cuda") == CUDA
+    assert hardware.choose_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(ResourceError, match="there is no 'cuda:2': torch sees 2 CUDA devices"):
-        choose_device("cuda:2")
+        hardware.choose_device("cuda:2")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "mps", "", None])
 def test_a_name_that_is_no_device_is_refused(name):
     with pytest.raises(ConfigError, match="auto, cpu, cuda or cuda:N"):
-        choose_device(name)
+        hardware.choose_device(name)
 
 
 def test_the_rate_of_matrix_products_is_measured_once():
-    rate = gemm_rate(CPU, torch.float32, 0.05)
+    rate = hardware.gemm_rate(CPU, torch.float32, 0.05)
     assert 1e9 < rate < 1e15
-    assert gemm_rate(CPU, torch.float32, 0.05) == rate
+    assert hardware.gemm_rate(CPU, torch.float32, 0.05) == rate
 
 
 def test_memory_is_what_the_system_and_the_container_leave(monkeypatch, tmp_path):
@@ -121,33 +108,35 @@ def test_memory_is_what_the_system_and_the_container_leave(monkeypatch, tmp_path
     monkeypatch.setattr(hardware, "read_system_file", lambda path: files.get(path, []))
     limit = None
     monkeypatch.setattr(hardware, "group_memory", lambda: limit)
-    assert memory_available(CPU) == 4000 * 1024
+    assert hardware.memory_available(CPU) == 4000 * 1024
     limit = 2150
-    assert memory_available(CPU) == 2150
+    assert hardware.memory_available(CPU) == 2150
     files.clear()
-    assert memory_available(CPU) == 2150
+    assert hardware.memory_available(CPU) == 2150
     limit = None
-    assert memory_available(CPU) is None
+    assert hardware.memory_available(CPU) is None
 
 
 def test_what_was_freed_and_kept_is_given_back_before(monkeypatch):
     given = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
-    assert memory_available(CUDA) == 123
+    assert hardware.memory_available(CUDA) == 123
     monkeypatch.setattr(hardware, "give_back", lambda device: given.append(device.type))
-    memory_available(CPU)
+    hardware.memory_available(CPU)
     assert given == ["cuda", "cpu"]
 
 
 def test_the_free_disk_is_that_of_a_folder_to_come(tmp_path):
-    assert disk_free(tmp_path / "not" / "yet") == pytest.approx(disk_free(tmp_path), rel=0.1)
+    assert hardware.disk_free(tmp_path / "not" / "yet") == pytest.approx(
+        hardware.disk_free(tmp_path), rel=0.1
+    )
 
 
 def test_the_machine_is_described(monkeypatch):
-    assert torch.__version__ in describe_device(CPU)
-    assert "cores" in describe_device(CPU)
+    assert torch.__version__ in hardware.describe_device(CPU)
+    assert "cores" in hardware.describe_device(CPU)
     monkeypatch.setattr(hardware, "read_system_file", lambda path: ["model name\t: Some Processor"])
-    assert describe_device(CPU).startswith("Some Processor, ")
+    assert hardware.describe_device(CPU).startswith("Some Processor, ")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
-    assert describe_device(CUDA) == f"Some GPU, torch {torch.__version__}"
+    assert hardware.describe_device(CUDA) == f"Some GPU, torch {torch.__version__}"

@@ -7,17 +7,6 @@ import pytest
 
 from bothways.core.errors import ConfigError
 from bothways.data.cleaning import near_duplicates
-from bothways.data.cleaning.near_duplicates import (
-    CHUNK,
-    NearDuplicates,
-    SignedTexts,
-    _permutations,
-    find_near_duplicates,
-    find_shingles,
-    retrieval_probability,
-    sign,
-    sign_texts,
-)
 
 
 def plain_shingles(text: str, size: int) -> set[tuple[str, ...]]:
@@ -32,7 +21,7 @@ def similarity(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> float:
     return len(one & other) / len(one | other) if one | other else 0.0
 
 
-def plain_search(texts: list[str], settings: NearDuplicates) -> list[int]:
+def plain_search(texts: list[str], settings: near_duplicates.NearDuplicates) -> list[int]:
     """Compare each text with all earlier ones that stay."""
     kept, left = list[set[tuple[str, ...]]](), list[int]()
     for number, text in enumerate(texts):
@@ -63,9 +52,11 @@ def some_texts(count: int, seed: int, letters: bool) -> list[str]:
     return [("" if letters else " ").join(words) for words in texts]
 
 
-def left_out(texts: list[str], settings: NearDuplicates) -> list[int]:
+def left_out(texts: list[str], settings: near_duplicates.NearDuplicates) -> list[int]:
     """Return the texts left out; each is similar to an earlier one that stays."""
-    documents: list[int] = find_near_duplicates(sign_texts(texts, settings), settings).tolist()
+    documents: list[int] = near_duplicates.find_near_duplicates(
+        near_duplicates.sign_texts(texts, settings), settings
+    ).tolist()
     shingles = [plain_shingles(text, settings.shingle) for text in texts]
     for document in documents:
         staying = set(range(document)) - set(documents)
@@ -77,7 +68,7 @@ def left_out(texts: list[str], settings: NearDuplicates) -> list[int]:
 @pytest.mark.parametrize("chinese", [False, True])
 def test_the_texts_left_out_are_those_of_a_search_of_all_pairs(chinese, monkeypatch):
     monkeypatch.setattr(near_duplicates, "FOUND", 1 - 1e-9)  # bands that lose no pair
-    settings = NearDuplicates(0.5, shingle=3, permutations=256)
+    settings = near_duplicates.NearDuplicates(0.5, shingle=3, permutations=256)
     texts = some_texts(150, 3, chinese)
     found = left_out(texts, settings)
     assert found == plain_search(texts, settings)
@@ -86,7 +77,10 @@ def test_the_texts_left_out_are_those_of_a_search_of_all_pairs(chinese, monkeypa
 
 def test_the_usual_bands_lose_few():
     texts = some_texts(130, 5, letters=False)
-    found, expected = left_out(texts, NearDuplicates()), plain_search(texts, NearDuplicates())
+    found, expected = (
+        left_out(texts, near_duplicates.NearDuplicates()),
+        plain_search(texts, near_duplicates.NearDuplicates()),
+    )
     assert len(set(found) ^ set(expected)) <= 0.03 * len(expected)
     assert len(expected) > 40
 
@@ -103,8 +97,11 @@ def test_an_estimate_has_the_binomial_distribution_of_its_similarity(size):
         similarities.append(common / size)
     offsets = np.cumsum([0, *map(len, sets)])
     shingles = np.concatenate(sets)
-    signatures, means = sign(shingles, offsets, permutations), permutations * np.array(similarities)
-    texts = SignedTexts(shingles, offsets, signatures)
+    signatures, means = (
+        near_duplicates.sign(shingles, offsets, permutations),
+        permutations * np.array(similarities),
+    )
+    texts = near_duplicates.SignedTexts(shingles, offsets, signatures)
     assert [texts.similarity(2 * n, 2 * n + 1) for n in range(300)] == similarities
     equal = (signatures[::2] == signatures[1::2]).sum(axis=1)
     variances = means * (1 - np.array(similarities))
@@ -118,36 +115,38 @@ def test_an_estimate_has_the_binomial_distribution_of_its_similarity(size):
 def test_the_signature_of_a_set_does_not_depend_on_the_others():
     texts = some_texts(60, 9, letters=False)
     texts[7:7] = ["", "!?"]
-    texts.append(" ".join(f"w{n}" for n in range(3 * CHUNK // 2)))  # of more than one chunk
-    together = sign(*find_shingles(texts, 5), 16)
+    texts.append(
+        " ".join(f"w{n}" for n in range(3 * near_duplicates.CHUNK // 2))
+    )  # of more than one chunk
+    together = near_duplicates.sign(*near_duplicates.find_shingles(texts, 5), 16)
     for number, text in enumerate(texts):
-        alone = sign(*find_shingles([text], 5), 16)[0]
+        alone = near_duplicates.sign(*near_duplicates.find_shingles([text], 5), 16)[0]
         assert (together[number] == alone).all()
-    factors, terms = _permutations(16)
-    last = find_shingles(texts[-1:], 5)[0].astype(np.uint64)
+    factors, terms = near_duplicates._permutations(16)
+    last = near_duplicates.find_shingles(texts[-1:], 5)[0].astype(np.uint64)
     for column, (factor, term) in enumerate(zip(factors.tolist(), terms.tolist(), strict=True)):
         least = min((factor * value + term) % 2**32 for value in last.tolist())
         assert together[-1, column] == least % 2**16
 
 
 def test_case_punctuation_and_width_do_not_matter_and_texts_without_words_stay():
-    settings = NearDuplicates()
+    settings = near_duplicates.NearDuplicates()
     texts = [
         *("The cat sat on the mat, and slept!", "the CAT sat (on the mat) and slept", "The cat."),
         *("the cat", "!!", "??", "", "", "床前明月光,疑是地上霜。", "床前明月光 疑是地上霜"),
     ]
     assert left_out(texts, settings) == [1, 3, 9]
     wide = "ＡＢＣ one two three four five six"
-    signed = sign_texts([wide, wide.replace("ＡＢＣ", "abc")], settings)
-    assert find_near_duplicates(signed, settings).tolist() == [1]
+    signed = near_duplicates.sign_texts([wide, wide.replace("ＡＢＣ", "abc")], settings)
+    assert near_duplicates.find_near_duplicates(signed, settings).tolist() == [1]
 
 
 def test_each_text_that_is_left_out_has_a_similar_one_that_stays():
     """A chain of small changes: the last differs from the first, and stays."""
     words = [f"w{n}" for n in range(200)]
     chain = [" ".join([f"v{n}" for n in range(step)] + words[step:]) for step in range(0, 200, 10)]
-    found = left_out(chain, NearDuplicates())
-    assert found == plain_search(chain, NearDuplicates())
+    found = left_out(chain, near_duplicates.NearDuplicates())
+    assert found == plain_search(chain, near_duplicates.NearDuplicates())
     assert 0 < len(found) < len(chain) - 5
 
 
@@ -157,30 +156,26 @@ def test_a_band_that_many_dissimilar_texts_share_is_limited(monkeypatch):
     own = np.arange(9 * 6, dtype=np.uint32).reshape(6, 9) + 1
     rows = np.array([0, 1, 2, 3, 2, 0])  # the fifth is the third again, the sixth the first
     values = np.concatenate([np.append(np.uint32(0), own[row]) for row in rows])
-    texts = SignedTexts(values, np.arange(7) * 10, np.zeros((6, 128), dtype=np.uint16))
-    found = find_near_duplicates(texts, NearDuplicates())
+    texts = near_duplicates.SignedTexts(
+        values, np.arange(7) * 10, np.zeros((6, 128), dtype=np.uint16)
+    )
+    found = near_duplicates.find_near_duplicates(texts, near_duplicates.NearDuplicates())
     assert found.tolist() == [5]
 
 
-@pytest.mark.parametrize(
-    ("settings", "where"),
-    [
-        ({"threshold": 0.0}, "threshold"),
-        ({"threshold": 1.5}, "threshold"),
-        ({"threshold": 0.01}, "threshold"),
-        ({"shingle": 0}, "shingle"),
-        ({"permutations": 5000}, "permutations"),
-    ],
-)
-def test_wrong_settings_are_refused(settings, where):
-    with pytest.raises(ConfigError) as caught:
-        NearDuplicates(**settings)
-    assert caught.value.where == where
+@pytest.mark.parametrize("threshold", [0.0, 1.5, 0.01])
+def test_wrong_settings_are_refused(threshold):
+    for name, value in {"threshold": threshold, "shingle": 0, "permutations": 5000}.items():
+        with pytest.raises(ConfigError) as caught:
+            near_duplicates.NearDuplicates(**{name: value})
+        assert caught.value.where == name
 
 
 def test_bands_find_a_pair_at_the_threshold():
     for threshold in (0.1, 0.5, 0.8, 0.95, 1.0):
-        bands, rows = NearDuplicates(threshold).bands
+        bands, rows = near_duplicates.NearDuplicates(threshold).bands
         assert bands * rows <= 128
-        assert retrieval_probability(threshold, bands, rows) >= near_duplicates.FOUND
-    assert NearDuplicates(0.8).bands == (18, 7)
+        assert (
+            near_duplicates.retrieval_probability(threshold, bands, rows) >= near_duplicates.FOUND
+        )
+    assert near_duplicates.NearDuplicates(0.8).bands == (18, 7)

@@ -10,7 +10,7 @@ import pytest
 
 from bothways.core.config.reader import read, to_dict
 from bothways.core.errors import ConfigError
-from bothways.data.cleaning import words as words_module
+from bothways.data.cleaning import rules, words as words_module
 from bothways.data.cleaning.config import (
     FILTERS,
     Cleaning,
@@ -19,35 +19,14 @@ from bothways.data.cleaning.config import (
     gopher,
     make_cleaning,
 )
-from bothways.data.cleaning.rules import (
-    AlphabeticWords,
-    BulletLines,
-    DocumentRule,
-    EllipsisLines,
-    LineWords,
-    MeanWordLength,
-    RepeatedLines,
-    RepeatedParagraphs,
-    RepeatedWords,
-    SentenceCount,
-    StopWords,
-    Symbols,
-    TerminalPunctuation,
-    TextBatch,
-    TopNgrams,
-    UnwantedLines,
-    UnwantedText,
-    WordCount,
-    remove_lines,
-)
 from bothways.data.cleaning.words import count_words, find_words
 from bothways.data.sentences import split_sentences
 
 
-def rejected(rule: DocumentRule, *texts: str, language: str = "en") -> list[bool]:
-    batch = TextBatch(texts, [language] * len(texts), split_sentences)
+def rejected(rule: rules.DocumentRule, *texts: str, language: str = "en") -> list[bool]:
+    batch = rules.TextBatch(texts, [language] * len(texts), split_sentences)
     found: list[bool] = rule.rejects(batch).tolist()
-    single = (TextBatch([text], [language], split_sentences) for text in texts)
+    single = (rules.TextBatch([text], [language], split_sentences) for text in texts)
     assert found == [bool(rule.rejects(batch)[0]) for batch in single], "judged as it is alone"
     return found
 
@@ -104,10 +83,10 @@ def plain_repeated(text: str, shortest: int, most: tuple[float, ...]) -> bool:
 
 def test_repetition_of_ngrams_is_that_of_a_plain_count():
     texts = some_texts(300, 1)
-    expected = [plain_top(text, TopNgrams().most) for text in texts]
-    assert rejected(TopNgrams(), *texts) == expected
+    expected = [plain_top(text, rules.TopNgrams().most) for text in texts]
+    assert rejected(rules.TopNgrams(), *texts) == expected
     assert 30 < sum(expected) < 270
-    rule = RepeatedWords()
+    rule = rules.RepeatedWords()
     expected = [plain_repeated(text, rule.shortest, rule.most) for text in texts]
     assert rejected(rule, *texts) == expected
     assert 30 < sum(expected) < 270
@@ -116,20 +95,20 @@ def test_repetition_of_ngrams_is_that_of_a_plain_count():
 def test_the_presets_have_the_numbers_of_the_papers():
     """Gopher: Rae et al. 2021, appendix A.1.1 and table A1. C4: Raffel et al. 2020, section 2.2."""
     quality = gopher()
-    assert quality.word_count == WordCount(50, 100_000)
-    assert quality.mean_word_length == MeanWordLength(3.0, 10.0)
-    assert quality.symbols == Symbols(0.1)
+    assert quality.word_count == rules.WordCount(50, 100_000)
+    assert quality.mean_word_length == rules.MeanWordLength(3.0, 10.0)
+    assert quality.symbols == rules.Symbols(0.1)
     assert (quality.bullet_lines.most, quality.ellipsis_lines.most) == (0.9, 0.3)
-    assert quality.alphabetic_words == AlphabeticWords(0.8)
+    assert quality.alphabetic_words == rules.AlphabeticWords(0.8)
     assert quality.stop_words.least == 2
     assert " ".join(sorted(quality.stop_words.words)) == "and be have of that the to with"
-    assert quality.repeated_lines == RepeatedLines(0.3, 0.2)
-    assert quality.repeated_paragraphs == RepeatedParagraphs(0.3, 0.2)
-    assert quality.top_ngrams == TopNgrams((0.2, 0.18, 0.16))
-    assert quality.repeated_words == RepeatedWords(5, (0.15, 0.14, 0.13, 0.12, 0.11, 0.1))
+    assert quality.repeated_lines == rules.RepeatedLines(0.3, 0.2)
+    assert quality.repeated_paragraphs == rules.RepeatedParagraphs(0.3, 0.2)
+    assert quality.top_ngrams == rules.TopNgrams((0.2, 0.18, 0.16))
+    assert quality.repeated_words == rules.RepeatedWords(5, (0.15, 0.14, 0.13, 0.12, 0.11, 0.1))
     assert len(quality.document_rules) == 11
     web = c4()
-    assert (web.line_words, web.sentence_count) == (LineWords(5), SentenceCount(3))
+    assert (web.line_words, web.sentence_count) == (rules.LineWords(5), rules.SentenceCount(3))
     assert len(web.line_rules) == 3
     assert FILTERS["none"]() == Cleaning()
 
@@ -137,55 +116,52 @@ def test_the_presets_have_the_numbers_of_the_papers():
 LOREM = "one two three four five six seven eight nine ten"
 
 
-@pytest.mark.parametrize(
-    ("rule", "kept", "left"),
-    [
-        (WordCount(3, 5), ["a b c", "a b c d e", "数学数"], ["a b", "a b c d e f", "数学", ""]),
-        (MeanWordLength(3, 5), ["abc abc", "数学 数学", "abcde"], ["ab ab", "abcdef", "a abc ab"]),
-        (Symbols(0.1), [f"{LOREM} #", f"{LOREM} …"], [f"{LOREM} ##", f"{LOREM} …...", "#"]),
-        (BulletLines(0.5), ["- a\nb", "a\n* b\nc", "-a"], ["• a\n  - b\nc", "* a"]),
-        (EllipsisLines(0.3), ["a…\nb\nc\nd", "a"], ["a…\nb\nc", "a ..."]),
-        (AlphabeticWords(0.8), ["a b c d 5", "数学 数学 5"], ["a b c 5 6", "5"]),
-        (RepeatedLines(0.3, 0.9), ["a\na\nb\nc", "a\nb"], ["a\na\nb", "a\n a \na"]),
-        (RepeatedLines(0.9, 0.2), ["aaa\naaa\n" + "b" * 20], ["aaa\naaa\nbbbb"]),
-        (RepeatedParagraphs(0.3, 0.9), ["a\na\na", "a\n\na\n\nb\n\nc"], ["a\n\na", "a\n \na\n\nb"]),
-        (UnwantedText(), ["lorem", "a b"], ["Lorem Ipsum dolor", "if (x) {", "}"]),
-        (SentenceCount(3), ["He ran. She sat. We ate."], ["He ran. She sat.", ""]),
-        (StopWords(2), ["To be.", "the theory OF it"], ["The the the.", "theory often", ""]),
-    ],
-)
+@pytest.mark.parametrize(("rule", "kept", "left"), [
+    (rules.WordCount(3, 5), ["a b c", "a b c d e", "数学数"], ["a b", "a b c d e f", "数学", ""]),
+    (rules.MeanWordLength(3, 5), ["abc abc", "数学 数学", "abcde"], ["ab ab", "abcdef", "a abc ab"]),
+    (rules.Symbols(0.1), [f"{LOREM} #", f"{LOREM} …"], [f"{LOREM} ##", f"{LOREM} …...", "#"]),
+    (rules.BulletLines(0.5), ["- a\nb", "a\n* b\nc", "-a"], ["• a\n  - b\nc", "* a"]),
+    (rules.EllipsisLines(0.3), ["a…\nb\nc\nd", "a"], ["a…\nb\nc", "a ..."]),
+    (rules.AlphabeticWords(0.8), ["a b c d 5", "数学 数学 5"], ["a b c 5 6", "5"]),
+    (rules.RepeatedLines(0.3, 0.9), ["a\na\nb\nc", "a\nb"], ["a\na\nb", "a\n a \na"]),
+    (rules.RepeatedLines(0.9, 0.2), ["aaa\naaa\n" + "b" * 20], ["aaa\naaa\nbbbb"]),
+    (rules.RepeatedParagraphs(0.3, 0.9), ["a\na\na", "a\n\na\n\nb\n\nc"], ["a\n\na", "a\n \na\n\nb"]),
+    (rules.UnwantedText(), ["lorem", "a b"], ["Lorem Ipsum dolor", "if (x) {", "}"]),
+    (rules.SentenceCount(3), ["He ran. She sat. We ate."], ["He ran. She sat.", ""]),
+    (rules.StopWords(2), ["To be.", "the theory OF it"], ["The the the.", "theory often", ""]),
+])  # fmt: skip
 def test_a_rule_at_its_threshold(rule, kept, left):
     assert rejected(rule, *kept, *left) == [False] * len(kept) + [True] * len(left)
 
 
 def test_the_language_of_a_document_decides():
-    assert rejected(SentenceCount(3), "数学。数学。数学。", language="zh") == [False]
-    assert rejected(StopWords(), "Das ist gut.", language="de") == [False]
-    german = StopWords(1, ("der", "die", "das"), "de")
+    assert rejected(rules.SentenceCount(3), "数学。数学。数学。", language="zh") == [False]
+    assert rejected(rules.StopWords(), "Das ist gut.", language="de") == [False]
+    german = rules.StopWords(1, ("der", "die", "das"), "de")
     assert rejected(german, "Das ist gut.", "Gut so.", language="de") == [False, True]
 
 
 def test_stop_words_of_scripts_with_marks_and_without_spaces():
-    hindi = StopWords(2, ("है", "में", "न"), "hi")
+    hindi = rules.StopWords(2, ("है", "में", "न"), "hi")
     texts = ["यह घर में है।", "घर मेंढक है", "नाना है", "अपन है"]  # in, in "frog", in "नाना", at an end
     assert rejected(hindi, *texts, language="hi") == [False, True, True, True]
-    chinese = StopWords(2, ("的", "是", "因为"), "zh")
+    chinese = rules.StopWords(2, ("的", "是", "因为"), "zh")
     texts = ["这是猫的房子。", "因为是", "the猫的", "是是是"]
     assert rejected(chinese, *texts, language="zh") == [False, False, True, True]
-    mixed = StopWords(1, ("be", "been", "l'on"))
+    mixed = rules.StopWords(1, ("be", "been", "l'on"))
     assert rejected(mixed, "猫be猫", "it has been", "L'ON dit", "bee _be_") == [False] * 4
     assert rejected(mixed, "bee", "maybe", "beens") == [True] * 3
     with pytest.raises(ConfigError, match="words: holds an empty word"):
-        StopWords(1, ("a", ""))
+        rules.StopWords(1, ("a", ""))
 
 
 def test_lines_are_removed_by_the_first_rule_that_does_not_keep_them():
-    rules = [TerminalPunctuation(), LineWords(3), UnwantedLines()]
+    line_rules = [rules.TerminalPunctuation(), rules.LineWords(3), rules.UnwantedLines()]
     text = (
         "Home\nOne two three.\n\n  We use cookies.  \nRead on...\nToo short.\nHe said so: “no”\n"
         "使用数学。\n他说。\nEnable JavaScript to go on.\nand so on…\nwhy not now?"
     )
-    kept, removed = remove_lines(text, rules)
+    kept, removed = rules.remove_lines(text, line_rules)
     assert kept == "One two three.\n\nHe said so: “no”\n使用数学。\nwhy not now?"
     assert [(rule, line.strip()) for rule, line in removed] == [
         *((0, "Home"), (2, "We use cookies."), (0, "Read on..."), (1, "Too short.")),
@@ -193,7 +169,7 @@ def test_lines_are_removed_by_the_first_rule_that_does_not_keep_them():
     ]
     assert kept + "".join(line for _, line in removed) != text  # only their order differs
     assert sorted(kept + "".join(line for _, line in removed)) == sorted(text)
-    assert remove_lines(text, []) == (text, [])
+    assert rules.remove_lines(text, []) == (text, [])
 
 
 def test_words_are_divided_at_spaces_and_around_each_character_of_a_script_without():
@@ -238,7 +214,7 @@ def test_a_cleaning_counts_everything_once():
 
 def test_the_texts_that_stay_are_signed_alike_in_any_batches(monkeypatch):
     texts = [*some_texts(40, 4), "lorem ipsum"]
-    cleaning = dataclasses.replace(make_cleaning("none", 0.8), unwanted_text=UnwantedText())
+    cleaning = dataclasses.replace(make_cleaning("none", 0.8), unwanted_text=rules.UnwantedText())
     results = []
     for size in (1, 300, 2**19):
         monkeypatch.setattr("bothways.data.cleaning.config.BATCH_CHARACTERS", size)
@@ -255,23 +231,20 @@ def test_a_cleaning_is_a_configuration():
     for cleaning in (gopher(), c4(), make_cleaning("gopher", 0.7, 5)):
         assert read(Cleaning, to_dict(cleaning)) == cleaning
     changed = read(Cleaning, {"word_count": {"least": 20}, "stop_words": None}, base=gopher())
-    assert changed == dataclasses.replace(gopher(), word_count=WordCount(20), stop_words=None)
+    assert changed == dataclasses.replace(gopher(), word_count=rules.WordCount(20), stop_words=None)
     with pytest.raises(ConfigError, match=r"word_count\.least"):
         read(Cleaning, {"word_count": {"least": -1}}, base=gopher())
 
 
-@pytest.mark.parametrize(
-    ("make", "where"),
-    [
-        (lambda: WordCount(5, 4), "most"),
-        (lambda: Symbols(2.0), "most"),
-        (lambda: StopWords(3, ("a", "b")), "least"),
-        (lambda: RepeatedWords(1), "shortest"),
-        (lambda: Cleaning(min_tokens=0), "min_tokens"),
-        (lambda: make_cleaning("fineweb"), "filters"),
-        (lambda: make_cleaning(near_duplicates=2.0), "near_duplicates"),
-    ],
-)
+@pytest.mark.parametrize(("make", "where"), [
+    (lambda: rules.WordCount(5, 4), "most"),
+    (lambda: rules.Symbols(2.0), "most"),
+    (lambda: rules.StopWords(3, ("a", "b")), "least"),
+    (lambda: rules.RepeatedWords(1), "shortest"),
+    (lambda: Cleaning(min_tokens=0), "min_tokens"),
+    (lambda: make_cleaning("fineweb"), "filters"),
+    (lambda: make_cleaning(near_duplicates=2.0), "near_duplicates"),
+])  # fmt: skip
 def test_wrong_settings_name_their_place(make, where):
     with pytest.raises(ConfigError) as caught:
         make()

@@ -38,11 +38,7 @@ def nest(values: Tree) -> dict[str, Any]:
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the tree of texts such as "encoder.depth=6"; later texts win.
-
-    Raises:
-        ConfigError: a text without a key or "=".
-    """
+    """Return the tree of texts such as "encoder.depth=6"; errors as `split_overrides`."""
     return nest(split_overrides(texts))
 
 
@@ -86,11 +82,7 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
 
 
 def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Return a tree in which settings under an alias have their own name.
-
-    Raises:
-        ConfigError: a setting is given under two names.
-    """
+    """Replace the aliases of settings. Raises ConfigError if a setting is given under two names."""
     renamed: dict[str, Any] = {}
     for name, value in tree.items():
         path = aliases.get(name, name)
@@ -102,11 +94,7 @@ def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
 
 
 def merge(low: Tree, high: Tree, location: str = "") -> dict[str, Any]:
-    """Merge two trees; values of `high` win. In a list of `low`, a number as a key is an index.
-
-    Raises:
-        ConfigError: such an index is out of range, or a function gets settings.
-    """
+    """Merge two trees; `high` wins, and its numbers are indices of lists. Raises ConfigError."""
     merged = {
         key: _merged(low.get(key), value, join_path(location, key)) for key, value in high.items()
     }
@@ -163,11 +151,7 @@ NONE = "none"
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Return the tree in a TOML file.
-
-    Raises:
-        ConfigError: the file does not exist, cannot be read, or is not TOML.
-    """
+    """Return the tree in a TOML file. Raises ConfigError if it cannot be read, or is not TOML."""
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         tree: dict[str, Any] = parser.loads(file.read_text(encoding="utf-8-sig"))
@@ -247,8 +231,6 @@ def require_range(
         interval: such as "(0, 1]", above 0 and at most 1; "[0, inf]" allows infinity, "[0, inf)"
             does not.
         location: the dotted path of their table.
-        fix: what to do instead.
-        numbers: the values by the names of their settings.
 
     Raises:
         ConfigError: a value is outside or NaN.
@@ -278,15 +260,7 @@ def require_at_least(least: float, location: str = "", /, **numbers: float | int
 
 
 def require_choice(choices: object, location: str, *values: object, fix: str | None = None) -> None:
-    """Check that values are among the choices of a `Literal`, or a union of these; None passes.
-
-    Args:
-        location: the name of the parameter.
-        fix: advice instead of the list of choices.
-
-    Raises:
-        ConfigError: a value is none of them.
-    """
+    """Check that values are among the choices of `Literal`s; None passes. Raises ConfigError."""
     allowed = [name for kind in get_args(choices) for name in get_args(kind) or (kind,)]
     for value in values:
         if value is not None and value not in allowed:
@@ -306,30 +280,26 @@ def is_integer(text: str) -> bool:
     return len(text) <= 4300 and text.isdecimal()
 
 
-def _is(kind: type) -> Callable[[object], bool]:
-    """Return a function that is True for values of a kind; True itself is not a number."""
-    return lambda value: isinstance(value, kind) and not isinstance(value, bool)
-
-
-_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
-    # numpy's booleans are known by their names; 0 and 1 are flags, too.
-    "bool": (
-        lambda value: (
-            type(value).__name__ in {"bool", "bool_"}
-            or (isinstance(value, int) and value in (0, 1))
-        ),
-        "True or False",
-    ),
-    "int": (_is(numbers.Integral), "a whole number"),
-    "float": (
-        lambda value: _is(numbers.Real)(value) and value == value,  # noqa: PLR0124 – not NaN
-        "a number",
-    ),
-    "str": (_is(str), "a text"),
-    "Path": (_is(os.PathLike), "a path"),
-    "None": (_is(type(None)), "None"),
+_KINDS: dict[str, tuple[type, str]] = {
+    "bool": (int, "True or False"),
+    "int": (numbers.Integral, "a whole number"),
+    "float": (numbers.Real, "a number"),
+    "str": (str, "a text"),
+    "Path": (os.PathLike, "a path"),
+    "None": (type(None), "None"),
 }
-"""Kinds of arguments by their annotation: which values they have, and their names in messages."""
+"""Kinds of arguments by their annotation: their types, and their names in messages."""
+
+
+def _has_kind(value: Any, kind: str) -> bool:
+    # numpy's booleans are known by their names. 0 and 1 are flags, too; a flag is not a number.
+    is_flag = type(value).__name__ in {"bool", "bool_"}
+    if kind == "bool":
+        return is_flag or (isinstance(value, int) and value in (0, 1))
+    is_nan = isinstance(value, numbers.Real) and value != value  # noqa: PLR0124
+    return isinstance(value, _KINDS[kind][0]) and not is_flag and not is_nan
+
+
 _READ_ELSEWHERE = {"model", "device"}
 """Arguments that are also given as objects: a module, which has advice of its own, or a device."""
 
@@ -351,7 +321,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         arguments = dict(zip(parameters, args, strict=False)) | kwargs
         for name in filter(arguments.__contains__, kinds):
             value, words = arguments[name], kinds[name]
-            if not any(_KINDS[word][0](value) for word in words):
+            if not any(_has_kind(value, word) for word in words):
                 plain = isinstance(value, str | int | float)
                 allowed = " or ".join(_KINDS[word][1] for word in words)
                 message = f"must be {allowed}, not {repr(value) if plain else type(value).__name__}"

@@ -94,7 +94,7 @@ def map_in_order(
     finally:
         ending.set()
         for worker in pool:  # all at once: a second Ctrl-C interrupts what follows
-            worker.kill()
+            worker.process.kill()
         with contextlib.ExitStack() as cleanup:  # in spite of that, all of it is done
             for number in range(len(pool)):  # one may have been replaced in the meantime
                 cleanup.callback(lambda number=number: pool[number].close())
@@ -112,7 +112,7 @@ class _Worker:
             NUMBER: str(number),
         }
         # In a session of its own: Ctrl-C reaches only the parent, which then ends its workers.
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -123,32 +123,28 @@ class _Worker:
 
     def run(self, job: Any) -> Any:
         """Send a job to the worker and return its result."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
-            self._process.stdin.write(self._first)
+            self.process.stdin.write(self._first)
             self._first = b""
-            pickle.dump(job, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-            self._process.stdin.flush()
-            return pickle.load(self._process.stdout)
+            pickle.dump(job, self.process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+            self.process.stdin.flush()
+            return pickle.load(self.process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            code = self._process.wait()
+            code = self.process.wait()
             if code > 0:
                 raise RuntimeError("a worker process failed; see its traceback above") from error
             fix = "If the system killed it for lack of memory, use fewer workers."
             raise ResourceError(f"a worker process was killed (signal {-code})", fix=fix) from error
 
-    def kill(self) -> None:
-        """End the worker at once, without waiting for it."""
-        self._process.kill()
-
     def close(self) -> None:
         """End the worker, and close its pipes."""
         try:
-            self.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
         finally:
-            for pipe in (self._process.stdin, self._process.stdout):
+            for pipe in (self.process.stdin, self.process.stdout):
                 assert pipe is not None
                 with contextlib.suppress(BrokenPipeError):  # the worker had not read everything
                     pipe.close()

@@ -95,11 +95,7 @@ def can_write(page: Path, progress: Progress) -> bool:
 
 
 def write_html(report: Report, file: Path) -> None:
-    """Write the page.
-
-    Raises:
-        ResourceError: the file cannot be written.
-    """
+    """Write the page. Raises ResourceError if the file cannot be written."""
     page = to_html(report)
     with os_errors(file, "Free some space, or choose another path."):
         # Names of files may hold bytes that are not UTF-8.
@@ -198,6 +194,8 @@ def _legend_entry(name: str) -> str:
 
 
 def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
+    from matplotlib.ticker import EngFormatter
+
     number = sections.number_format([*chart.baselines.values()], chart.percent)
     for index, line in enumerate(chart.lines):
         colour, width = SERIES[index % len(SERIES)], 1.8 if len(line.x) < 60 else 1.1
@@ -212,7 +210,7 @@ def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
     axes.margins(x=0.01)
     for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
         if any(value >= 10_000 for line in chart.lines for value in getattr(line, name)):
-            axis.set_major_formatter(lambda value, _: _short(value))
+            axis.set_major_formatter(EngFormatter())  # 12000000 → 12 M
     if chart.percent:
         axes.yaxis.set_major_formatter(_percent_ticks())
     if len(chart.lines) + len(chart.baselines) > 1:
@@ -327,11 +325,3 @@ def _percent_ticks() -> Formatter:
     from matplotlib.ticker import PercentFormatter
 
     return PercentFormatter(1, symbol=" %")
-
-
-def _short(value: float) -> str:
-    """Abbreviate a number for the ticks of an axis: 12 000 000 → 12 M."""
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"

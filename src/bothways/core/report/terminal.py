@@ -97,15 +97,10 @@ def as_table(
         ]
         rows += [(name, None, value) for name, value in baselines]
         return sections.TableSection(f"{title}: {label}", ["", "", ""], rows)
-    rows = [
-        (
-            name,
-            number(section.mean(name)),
-            number(section.spread(name)),
-            "  ".join(map(number, runs)),
-        )
-        for name, runs in section.groups.items()
-    ]
+    rows = []
+    for name, runs in section.groups.items():
+        summary = (number(section.mean(name)), number(section.spread(name)))
+        rows.append((name, *summary, "  ".join(map(number, runs))))
     rows += [(name, value, None, None) for name, value in baselines]
     columns = ["", "mean", "spread (σ)", "each run"]
     return sections.TableSection(f"{title}: {label}", columns, rows)

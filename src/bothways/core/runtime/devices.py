@@ -70,7 +70,7 @@ def has_bf16(device: torch.device) -> bool:
     later. torch's own test always answers for the current device.
     """
     if device.type == "cuda":
-        return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.version.hip is not None or _is_ampere(device)
     return _has_onednn() and not _BF16_FLAGS.isdisjoint(_cpu_flags())
 
 
@@ -92,33 +92,28 @@ def _has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())
 
 
-@functools.lru_cache
-def has_varlen(device: torch.device) -> bool:
-    """Return True if torch has FlashAttention for packed sequences: NVIDIA, Ampere or later."""
+def _is_ampere(device: torch.device) -> bool:
+    """Return True for an NVIDIA GPU, Ampere or later."""
     return (
         device.type == "cuda"
         and torch.version.hip is None
-        and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )
+
+
+@functools.lru_cache
+def has_varlen(device: torch.device) -> bool:
+    """Return True if torch has FlashAttention for packed sequences: NVIDIA, Ampere or later."""
+    return _is_ampere(device) and torch.backends.cuda.is_flash_attention_available()
 
 
 def has_flex(device: torch.device) -> bool:
     """Return True if torch compiles FlexAttention here: NVIDIA GPU, Ampere or later, and Triton."""
-    return (
-        device.type == "cuda"
-        and torch.version.hip is None
-        and importlib.util.find_spec("triton") is not None
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
+    return _is_ampere(device) and importlib.util.find_spec("triton") is not None
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the type of matrix products.
-
-    Raises:
-        ConfigError: "bf16" on a device without bf16 instructions.
-    """
+    """Return the type of matrix products. Raises ConfigError for "bf16" without hardware for it."""
     match precision:
         case "fp32":
             return torch.float32

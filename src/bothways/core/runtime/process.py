@@ -44,10 +44,7 @@ def usable_cores() -> int:
 
 
 def limit_threads() -> None:
-    """Give numerical libraries that are not loaded yet no more threads than the quota has cores.
-
-    They respect affinity themselves. A setting of the user's stays.
-    """
+    """Limit libraries that are not loaded yet to the cores of the quota, unless the user has."""
     if min(_quotas(), default=math.inf) < (os.cpu_count() or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
 
@@ -167,10 +164,7 @@ def _is_counted() -> bool:
 
 
 def give_back(device: torch.device) -> None:
-    """Return the memory that this process has freed and kept to the device.
-
-    Settings of `tune_allocator` hold afterwards, too.
-    """
+    """Return the memory that this process has freed and kept to the device, and tune it again."""
     if device.type == "cuda":
         import torch
 

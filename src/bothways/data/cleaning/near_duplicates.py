@@ -130,10 +130,7 @@ def find_shingles(texts: Sequence[str], size: int) -> tuple[NDArray[np.uint32], 
 def sign(
     shingles: NDArray[np.uint32], offsets: NDArray[np.int64], permutations: int
 ) -> NDArray[np.uint16]:
-    """Return the MinHash signatures of sets of shingles, `(D, permutations)`.
-
-    That of an empty set means nothing.
-    """
+    """Return the MinHash signatures of sets of shingles, `(D, permutations)`; any if empty."""
     counts = np.diff(offsets)
     smallest = np.full((permutations, len(counts)), 2**32 - 1, dtype=np.uint32)
     space = np.empty(CHUNK, dtype=np.uint32)
@@ -185,14 +182,8 @@ class NearDuplicates:
     @property
     def bands(self) -> tuple[int, int]:
         """The number of bands and of rows of each: the most rows that find a pair often enough."""
-        return max(
-            (
-                (self.permutations // rows, rows)
-                for rows in range(1, self.permutations + 1)
-                if retrieval_probability(self.threshold, self.permutations // rows, rows) >= FOUND
-            ),
-            key=lambda shape: shape[1],
-        )
+        shapes = ((self.permutations // rows, rows) for rows in range(self.permutations, 0, -1))
+        return next(x for x in shapes if retrieval_probability(self.threshold, *x) >= FOUND)
 
 
 def retrieval_probability(similarity: float, bands: int, rows: int) -> float:
@@ -209,11 +200,7 @@ def sign_texts(texts: Sequence[str], settings: NearDuplicates) -> SignedTexts:
 def find_near_duplicates(
     texts: SignedTexts, settings: NearDuplicates, progress: Progress = SILENT
 ) -> NDArray[np.int64]:
-    """Return the documents to leave out, ascending. Documents without shingles stay.
-
-    Args:
-        texts: their arrays may be memory-mapped.
-    """
+    """Return the documents to leave out, ascending; those without shingles stay."""
     documents, buckets, starts = _find_buckets(texts, settings, progress)
     threshold = settings.threshold
     deviation = math.sqrt(threshold * (1 - threshold) / settings.permutations)

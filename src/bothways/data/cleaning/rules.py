@@ -146,13 +146,6 @@ class TextBatch:
         self.undecided = np.ones(len(texts), dtype=np.bool_)
         self._search, self._ngrams = self._search_ngrams(), list[RepeatedNgrams]()
 
-    def judge(self, rejects: Callable[[int, str], bool]) -> NDArray[np.bool_]:
-        """Return `(D)`, True where a function of number and text does, for undecided texts."""
-        rejected = np.zeros(len(self.texts), dtype=np.bool_)
-        for number in np.flatnonzero(self.undecided).tolist():
-            rejected[number] = rejects(number, self.texts[number])
-        return rejected
-
     @functools.cached_property
     def words(self) -> WordTable:
         """The words of the texts, divided at spaces."""
@@ -223,6 +216,20 @@ class DocumentRule(ABC):
         """Return `(D)`, True for documents to leave out."""
 
 
+class TextRule(DocumentRule):
+    """Base class of the rules that judge one document after the other."""
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        rejected = np.zeros(len(batch.texts), dtype=np.bool_)
+        for number in np.flatnonzero(batch.undecided).tolist():
+            rejected[number] = self.rejects_text(batch.texts[number], batch, number)
+        return rejected
+
+    @abstractmethod
+    def rejects_text(self, text: str, batch: TextBatch, number: int) -> bool:
+        """Return True for a document to leave out, the one of this number in its batch."""
+
+
 @dataclass(frozen=True)
 class WordCount(DocumentRule):
     """Documents with too few or too many words (Gopher: 50 to 100,000)."""
@@ -260,7 +267,7 @@ class MeanWordLength(DocumentRule):
 
 
 @dataclass(frozen=True)
-class Symbols(DocumentRule):
+class Symbols(TextRule):
     """Documents with many hash signs, or many ellipses, per word (Gopher: above 0.1)."""
 
     most: float = 0.1
@@ -268,17 +275,12 @@ class Symbols(DocumentRule):
     def __post_init__(self) -> None:
         require_range("[0, 1]", most=self.most)
 
-    def rejects(self, batch: TextBatch) -> Rejected:
-        limits = self.most * batch.words.counts
-
-        def many(number: int, text: str) -> bool:
-            ellipses = text.count("...") + text.count("…")
-            return bool(max(text.count("#"), ellipses) > limits[number])
-
-        return batch.judge(many)
+    def rejects_text(self, text: str, batch: TextBatch, number: int) -> bool:
+        ellipses = text.count("...") + text.count("…")
+        return bool(max(text.count("#"), ellipses) > self.most * batch.words.counts[number])
 
 
-class LineShare(DocumentRule):
+class LineShare(TextRule):
     """Documents with a high share of some lines."""
 
     most: float
@@ -290,12 +292,9 @@ class LineShare(DocumentRule):
     def counts(self, line: str) -> bool:
         """Return True for one of these lines."""
 
-    def rejects(self, batch: TextBatch) -> Rejected:
-        def many(_: int, text: str) -> bool:
-            lines = _lines(text)
-            return sum(map(self.counts, lines)) / max(len(lines), 1) > self.most
-
-        return batch.judge(many)
+    def rejects_text(self, text: str, batch: TextBatch, number: int) -> bool:
+        lines = _lines(text)
+        return sum(map(self.counts, lines)) / max(len(lines), 1) > self.most
 
 
 @dataclass(frozen=True)
@@ -333,7 +332,7 @@ class AlphabeticWords(DocumentRule):
 
 
 @dataclass(frozen=True)
-class StopWords(DocumentRule):
+class StopWords(TextRule):
     """Documents with too few different words of a list (Gopher: fewer than 2 of 8).
 
     Applies only to documents of one language.
@@ -356,25 +355,19 @@ class StopWords(DocumentRule):
         if not all(self.words):
             raise ConfigError("holds an empty word", where="words")
 
-    def rejects(self, batch: TextBatch) -> Rejected:
-        find = word_finder(self.words)
-
-        def few(number: int, text: str) -> bool:
-            """Return True for a text of the language with too few of its words."""
-            if batch.languages[number] != self.language:
+    def rejects_text(self, text: str, batch: TextBatch, number: int) -> bool:
+        if batch.languages[number] != self.language:
+            return False
+        distinct = set[str]()
+        for word in word_finder(self.words)(text):
+            distinct.add(word)
+            if len(distinct) >= self.least:
                 return False
-            distinct = set[str]()
-            for word in find(text):
-                distinct.add(word)
-                if len(distinct) >= self.least:
-                    return False
-            return True
-
-        return batch.judge(few)
+        return True
 
 
 @dataclass(frozen=True)
-class RepeatedParts(DocumentRule):
+class RepeatedParts(TextRule):
     """Documents too many of whose parts, or of their characters, occurred in them before."""
 
     most: float = 0.3
@@ -387,15 +380,12 @@ class RepeatedParts(DocumentRule):
     def parts(self, text: str) -> list[str]:
         """Return the parts of a text."""
 
-    def rejects(self, batch: TextBatch) -> Rejected:
-        def repeats(_: int, text: str) -> bool:
-            parts = self.parts(text)
-            distinct, characters = set(parts), sum(map(len, parts))
-            repeated = characters - sum(map(len, distinct))
-            too_many = len(parts) - len(distinct) > self.most * len(parts)
-            return too_many or repeated > self.most_characters * characters
-
-        return batch.judge(repeats)
+    def rejects_text(self, text: str, batch: TextBatch, number: int) -> bool:
+        parts = self.parts(text)
+        distinct, characters = set(parts), sum(map(len, parts))
+        repeated = characters - sum(map(len, distinct))
+        too_many = len(parts) - len(distinct) > self.most * len(parts)
+        return too_many or repeated > self.most_characters * characters
 
 
 class RepeatedLines(RepeatedParts):
@@ -470,19 +460,19 @@ class RepeatedWords(DocumentRule):
 
 
 @dataclass(frozen=True)
-class UnwantedText(DocumentRule):
+class UnwantedText(TextRule):
     """Documents with one of some phrases, in any case (C4: filler text, and curly brackets, which
     programs have)."""
 
     phrases: tuple[str, ...] = ("lorem ipsum", "{", "}")
 
-    def rejects(self, batch: TextBatch) -> Rejected:
-        phrases = [phrase.lower() for phrase in self.phrases]
-        return batch.judge(lambda _, text: any(map(text.lower().__contains__, phrases)))
+    def rejects_text(self, text: str, batch: TextBatch, number: int) -> bool:
+        lower = text.lower()
+        return any(phrase.lower() in lower for phrase in self.phrases)
 
 
 @dataclass(frozen=True)
-class SentenceCount(DocumentRule):
+class SentenceCount(TextRule):
     """Documents with few sentences (C4: fewer than 3)."""
 
     least: int = 3
@@ -490,8 +480,8 @@ class SentenceCount(DocumentRule):
     def __post_init__(self) -> None:
         require_at_least(1, least=self.least)
 
-    def rejects(self, batch: TextBatch) -> Rejected:
-        return batch.judge(lambda number, _: len(batch.sentences(number)) < self.least)
+    def rejects_text(self, text: str, batch: TextBatch, number: int) -> bool:
+        return len(batch.sentences(number)) < self.least
 
 
 def _lines(text: str) -> list[str]:

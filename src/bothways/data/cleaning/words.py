@@ -56,7 +56,7 @@ class WordTable:
     letters: NDArray[np.bool_]
     offsets: NDArray[np.int64]
 
-    @property
+    @functools.cached_property
     def counts(self) -> NDArray[np.int64]:
         """The number of words of each text, `(D)`."""
         return np.diff(self.offsets)

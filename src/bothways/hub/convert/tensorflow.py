@@ -49,7 +49,7 @@ from bothways.model.families.weight_names import Shape
 from bothways.model.model import Model
 from bothways.text.protobuf import Fixed, MalformedError, fields, varint
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_classes import Bert
+from bothways.text.tokenizer_classes import bert as bert_pipeline
 from bothways.text.tokenizer_files import bert_backend, finish
 
 Paths = tuple[tuple[str, str], ...]
@@ -347,7 +347,7 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     cased = any(re.search("[A-Z]", token) and not re.fullmatch(r"\[.*\]", token) for token in vocab)
     if not cased or file.with_name("tokenizer_config.json").exists():
         return tokenizer
-    backend = finish(bert_backend(vocab, Bert(lowercase=False)), tokenizer.specials)
+    backend = finish(bert_backend(vocab, bert_pipeline(lowercase=False)), tokenizer.specials)
     return Tokenizer(backend, tokenizer.specials)
 
 
