@@ -15,7 +15,7 @@ import uuid
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
@@ -25,37 +25,24 @@ from bothways.serving.models import Models, ServedModel
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 
-IDS = shapes.list_of({"type": "integer", "minimum": 0}, minItems=1)
+_Id = Annotated[int, Field(strict=True, json_schema_extra={"minimum": 0})]
+_Ids = Annotated[list[_Id], Field(min_length=1)]
 
 
-def _read_texts(value: Any) -> list[str | list[int]]:
-    """Read a text, a list of token ids, or a list of either."""
-    several = isinstance(value, list) and not (value and all(map(_is_id, value)))
-    items: list[str | list[int]] = value if several else [value]
-    for item in items:
-        ids = isinstance(item, list) and item and all(map(_is_id, item))
-        if not ids and not isinstance(item, str):
-            raise ValueError("must be a text, a list of token ids, or a list of either")
-    return items
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _as_list(value: str | list[Any]) -> list[str | list[int]]:
+    """Return a text, or a list of token ids, as the one item of a list."""
+    is_one = isinstance(value, str) or (len(value) > 0 and isinstance(value[0], int))
+    return [value] if is_one else value
 
 
 class EmbeddingsRequest(shapes.VectorRequest):
     """Texts to embed, as OpenAI's clients send them."""
 
     input: Annotated[
-        shapes.Items,
-        AfterValidator(_read_texts),
-        WithJsonSchema(
-            shapes.either(
-                shapes.TEXT,
-                IDS,
-                shapes.list_of(shapes.either(shapes.TEXT, IDS), minItems=1),
-            )
-        ),
+        shapes.Text | _Ids | Annotated[list[shapes.Text | _Ids], shapes.NOT_EMPTY],
+        AfterValidator(_as_list),
+        shapes.must_be("a text, a list of token ids, or a list of either"),
+        shapes.BOUNDED,
     ]
     encoding_format: Literal["float", "base64"] = "float"
     user: shapes.Meaningless = None
@@ -167,29 +154,19 @@ def described(model: ServedModel) -> ModelObject:
     }
 
 
-def _read_document(value: Any) -> str:
-    match value:
-        case str():
-            return value
-        case {"text": str(text)} if len(value) == 1:
-            return text
-        case _:
-            raise ValueError('must be texts, or objects like {"text": "…"}')
+@with_config(ConfigDict(extra="forbid"))
+class DocumentText(TypedDict):
+    """The text of a document."""
+
+    text: shapes.Text
 
 
 Documents = Annotated[
-    list[Any],
-    BeforeValidator(shapes.bounded),
-    shapes.per_item(_read_document),
-    WithJsonSchema(
-        shapes.list_of(
-            shapes.either(
-                shapes.TEXT,
-                {"type": "object", "properties": {"text": shapes.TEXT}, "required": ["text"]},
-            ),
-            minItems=1,
-        )
-    ),
+    list[shapes.Text | DocumentText],
+    shapes.NOT_EMPTY,
+    AfterValidator(lambda items: [x if isinstance(x, str) else x["text"] for x in items]),
+    shapes.must_be('a list of texts, or of objects like {"text": "…"}'),
+    shapes.BOUNDED,
 ]
 
 
@@ -214,12 +191,6 @@ class TextScore(TypedDict):
     index: int
     score: float
     text: NotRequired[str]
-
-
-class DocumentText(TypedDict):
-    """The text of a document."""
-
-    text: str
 
 
 class RerankResult(TypedDict):
@@ -335,41 +306,35 @@ EMBED = shapes.Route(
 )
 
 
-def _read_pair(value: Any) -> str | tuple[str, str]:
-    texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        if len(texts) == 1:
-            return str(texts[0])
-        if len(texts) == 2:
-            return texts[0], texts[1]
-    raise ValueError(
-        "must be a text, a pair [text, text], or a list of lists of one text or two; "
-        "write texts [a, b, c] as [[a], [b], [c]]"
-    )
-
-
 def _read_pairs(value: Any) -> Any:
-    """Read a text, a pair, or a list of these; a list of texts alone is a pair."""
-    if isinstance(value, list) and not (value and all(isinstance(item, str) for item in value)):
-        return [_read_pair(item) for item in value]
-    return _read_pair(value)
+    """Read lists of one text or two as texts and pairs; a list of texts alone is one input."""
+    match value:
+        case str() | []:
+            return value
+        case [str(text)]:
+            return text
+        case [str(), str()]:
+            return tuple(value)
+        case _ if all(isinstance(item, str) for item in value):
+            raise ValueError("a list of texts that is neither a text nor a pair")
+    return [_read_pairs(item) for item in value]
 
 
 class PredictRequest(shapes.TruncatedRequest):
     """Texts and pairs to classify or score."""
 
     inputs: Annotated[
-        shapes.Items,
+        shapes.Text
+        | Annotated[
+            list[shapes.Text | Annotated[list[shapes.Text], Field(min_length=1, max_length=2)]],
+            shapes.NOT_EMPTY,
+        ],
         AfterValidator(_read_pairs),
-        WithJsonSchema(
-            shapes.either(
-                shapes.TEXT,
-                shapes.list_of(
-                    shapes.either(shapes.TEXT, shapes.list_of(shapes.TEXT, minItems=1, maxItems=2)),
-                    minItems=1,
-                ),
-            )
+        shapes.must_be(
+            "a text, a pair [text, text], or a list of lists of one text or two; "
+            "write texts [a, b, c] as [[a], [b], [c]]"
         ),
+        shapes.BOUNDED,
     ]
     raw_scores: Annotated[
         shapes.Flag, Field(description="true: logits, of models of one score")
@@ -404,11 +369,7 @@ class SimilarityInputs(shapes.Fields):
     """A sentence, and others to compare with it."""
 
     source_sentence: shapes.Text
-    sentences: Annotated[
-        list[shapes.Text],
-        BeforeValidator(shapes.bounded),
-        WithJsonSchema(shapes.list_of(shapes.TEXT, minItems=1)),
-    ]
+    sentences: Annotated[list[shapes.Text], shapes.NOT_EMPTY, shapes.BOUNDED]
 
 
 class SimilarityRequest(shapes.HostedRequest):

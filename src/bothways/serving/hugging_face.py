@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import NotRequired, TypedDict
 
 from bothways.serving import compatible, shapes
@@ -21,15 +21,25 @@ from bothways.tasks.masked_lm.task import MaskFillingTask
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
-_QUESTION = {
-    "type": "object",
-    "properties": {"question": shapes.TEXT, "context": shapes.TEXT},
-    "required": ["question", "context"],
-}
+
+@with_config(ConfigDict(extra="forbid"))
+class QuestionObject(TypedDict):
+    """A question with the text that may answer it."""
+
+    question: shapes.Text
+    context: shapes.Text
+
+
+_Question = Annotated[
+    QuestionObject, AfterValidator(lambda value: (value["question"], value["context"]))
+]
 
 
 def _read_labelled(value: Any) -> Any:
+    """Read `{"text": …, "text_pair": …}`; other inputs stay as they are."""
     match value:
+        case list():
+            return [_read_labelled(item) for item in value]
         case {"text": str(text), "text_pair": str(pair)} if len(value) == 2:
             return (text, pair)
         case {"text": str(text)} if len(value) == 1:
@@ -39,16 +49,7 @@ def _read_labelled(value: Any) -> Any:
                 'must have "text" and, for a pair, "text_pair" in an object; '
                 "POST /TASK takes the columns of a task"
             )
-        case _:
-            return shapes.check_input(value)
-
-
-def _read_question(value: Any) -> tuple[str, str]:
-    match value:
-        case {"question": str(question), "context": str(context)} if len(value) == 2:
-            return question, context
-        case _:
-            raise ValueError('must be objects {"question": "…", "context": "…"}')
+    return value
 
 
 class ClassificationParameters(shapes.Truncation):
@@ -87,9 +88,10 @@ class ClassificationRequest(shapes.HostedRequest):
     """Texts and pairs to classify."""
 
     inputs: Annotated[
-        shapes.Items,
-        shapes.per_item(_read_labelled),
-        WithJsonSchema(shapes.either(shapes.ROW, shapes.list_of(shapes.ROW, minItems=1))),
+        shapes.Text | dict[str, Any] | Annotated[list[shapes.Row], shapes.NOT_EMPTY],
+        shapes.AN_INPUT,
+        AfterValidator(_read_labelled),
+        shapes.BOUNDED,
     ]
     parameters: ClassificationParameters = ClassificationParameters()
 
@@ -105,9 +107,9 @@ class AnswerRequest(shapes.HostedRequest):
     """Questions with the texts that may answer them."""
 
     inputs: Annotated[
-        shapes.Items,
-        shapes.per_item(_read_question),
-        WithJsonSchema(shapes.either(_QUESTION, shapes.list_of(_QUESTION, minItems=1))),
+        _Question | Annotated[list[_Question], shapes.NOT_EMPTY],
+        shapes.must_be('objects {"question": "…", "context": "…"}'),
+        shapes.BOUNDED,
     ]
     parameters: AnswerParameters = AnswerParameters()
 
@@ -125,10 +127,8 @@ class TaskRequest(shapes.OwnRequest):
     options: shapes.Options = shapes.Options()
 
 
-def _label_names(value: Any) -> list[str]:
+def _label_names(value: str | list[str]) -> list[str]:
     names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("must be a text with commas or a list of texts")
     return [name.strip() for name in names if name.strip()]
 
 
@@ -136,10 +136,10 @@ class ZeroShotParameters(shapes.Truncation):
     """Parameters of a classification by labels that the request names."""
 
     candidate_labels: Annotated[
-        Any,
+        shapes.Text | Annotated[list[shapes.Text], shapes.NOT_EMPTY],
+        shapes.must_be("a text with commas or a list of texts"),
         AfterValidator(_label_names),
         AfterValidator(shapes.bounded),
-        WithJsonSchema(shapes.either(shapes.TEXT, shapes.list_of(shapes.TEXT, minItems=1))),
     ]
     hypothesis_template: shapes.Text = ZeroShotTask.template
     multi_label: shapes.Flag = False

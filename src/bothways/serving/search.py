@@ -130,19 +130,11 @@ class SearchRequest(shapes.TruncatedRequest):
     depth: shapes.Count = DEPTH
 
 
-class FoundDocument(TypedDict):
-    """A document that was found."""
-
-    id: str
-    score: float
-    text: str
-
-
 class FoundDocuments(TypedDict):
     """The best documents for a query."""
 
     query: str
-    hits: list[FoundDocument]
+    hits: list[Hit]
 
 
 class SearchAnswer(TypedDict):
@@ -194,10 +186,8 @@ def search(models: Models, request: SearchRequest) -> Query:
         return Query(reranker, pairs, write_reranked)
 
     def shown(version: int, hits: list[list[Hit]]) -> SearchAnswer:
-        results: list[Any] = [
-            {"query": query, "hits": [vars(hit) for hit in ranked]}
-            for query, ranked in zip(queries, hits, strict=True)
-        ]
+        pairs = zip(queries, hits, strict=True)
+        results: list[FoundDocuments] = [{"query": query, "hits": found} for query, found in pairs]
         return {"index": served.name, "version": version, "results": results}
 
     prompt = served.index.record.prompts[0]

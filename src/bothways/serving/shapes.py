@@ -34,6 +34,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
+    WrapValidator,
     model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema
@@ -81,53 +82,36 @@ def bounded(value: Any, info: Any) -> Any:
     return value
 
 
-def _texts(value: Any) -> Any:
-    if isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(item, str) for item in value)
-    ):
-        return value
-    raise ValueError("must be a text or a list of texts")
+def must_be(description: str) -> WrapValidator:
+    """Refuse a value of another type by one message, not by one for each alternative of a union."""
 
+    def read(value: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(f"must be {description}") from None
 
-def per_item(read: Callable[[Any], Any]) -> AfterValidator:
-    """Read the value of a field, or each item of a list, by a function that raises ValueError."""
-    return AfterValidator(
-        lambda value: [read(item) for item in value] if isinstance(value, list) else read(value)
-    )
-
-
-def check_input(value: Any) -> Any:
-    """Return an input of a predictor: a pair is a tuple."""
-    if isinstance(value, str | dict):
-        return value
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value):
-        return tuple(value)
-    raise ValueError("must be a text, a list of two texts, or an object with columns")
-
-
-def list_of(items: Schema, **constraints: Any) -> Schema:
-    return {"type": "array", "items": items, **constraints}
+    return WrapValidator(read)
 
 
 def either(*schemas: Schema) -> Schema:
     return {"anyOf": list(schemas)}
 
 
-TEXT: Schema = {"type": "string"}
-PAIR = list_of(TEXT, minItems=2, maxItems=2)
 Text = StrictStr
 Flag = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
-ROW = either(TEXT, PAIR, {"type": "object"})
-Input = Annotated[Any, AfterValidator(check_input), WithJsonSchema(ROW)]
-"""A text, a pair as a list, or an object with columns."""
-Items = Annotated[Any, BeforeValidator(bounded)]
-"""A value that may be a list, one item for each input."""
+BOUNDED = BeforeValidator(bounded)
+"""Of a value that may be a list, one item for each input."""
+NOT_EMPTY = Field(json_schema_extra={"minItems": 1})
+"""Of a list: the document excludes an empty one, which has an error of its own, `empty`."""
+Pair = Annotated[list[Text], Field(min_length=2, max_length=2), AfterValidator(tuple)]
+Row = Text | Pair | dict[str, Any]
+AN_INPUT = must_be("a text, a list of two texts, or an object with columns")
+Input = Annotated[Row, AN_INPUT]
 Texts = Annotated[
-    Items,
-    AfterValidator(_texts),
-    WithJsonSchema(either(TEXT, list_of(TEXT, minItems=1))),
+    Text | Annotated[list[Text], NOT_EMPTY], must_be("a text or a list of texts"), BOUNDED
 ]
 TextList = Annotated[
     Texts, AfterValidator(lambda texts: texts if isinstance(texts, list) else [texts])
@@ -460,11 +444,7 @@ def cosines(vector: Float32[np.ndarray, " width"], vectors: Vectors) -> list[flo
 class OwnRequest(TruncatedRequest):
     """Inputs as `bothways predict` reads them: texts, pairs, objects with columns."""
 
-    inputs: Annotated[
-        Items,
-        per_item(check_input),
-        WithJsonSchema(either(TEXT, {"type": "object"}, list_of(ROW))),
-    ]
+    inputs: Annotated[Text | dict[str, Any] | list[Row], AN_INPUT, BOUNDED]
 
 
 def own(kind: str) -> Route:
@@ -482,7 +462,7 @@ def own(kind: str) -> Route:
 
         return query_each(model, request.inputs, write, request.truncate)
 
-    answers = either(PREDICTIONS[kind], list_of(PREDICTIONS[kind]))
+    answers = either(PREDICTIONS[kind], {"type": "array", "items": PREDICTIONS[kind]})
     summary = f"Task {kind}: lines of `bothways predict`"
     return Route(OwnRequest, read, Annotated[Any, WithJsonSchema(answers)], summary, (kind,))
 
