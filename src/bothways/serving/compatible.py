@@ -29,18 +29,11 @@ _Id = Annotated[int, Field(strict=True, json_schema_extra={"minimum": 0})]
 _Ids = Annotated[list[_Id], Field(min_length=1)]
 
 
-def _as_list(value: str | list[Any]) -> list[str | list[int]]:
-    """Return a text, or a list of token ids, as the one item of a list."""
-    is_one = isinstance(value, str) or (len(value) > 0 and isinstance(value[0], int))
-    return [value] if is_one else value
-
-
 class EmbeddingsRequest(shapes.VectorRequest):
     """Texts to embed, as OpenAI's clients send them."""
 
     input: Annotated[
         shapes.Text | _Ids | Annotated[list[shapes.Text | _Ids], shapes.NOT_EMPTY],
-        AfterValidator(_as_list),
         shapes.must_be("a text, a list of token ids, or a list of either"),
         shapes.BOUNDED,
     ]
@@ -80,7 +73,10 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> shapes.Query:
     """
     model = models.choose(request.model, ("embed",))
     vectors = shapes.vector_writer(model, request, normalise=True)
-    texts = [item if isinstance(item, str) else text_of_ids(item, model) for item in request.input]
+    items: Any = request.input
+    if isinstance(items, str) or (items and isinstance(items[0], int)):
+        items = [items]
+    texts = [item if isinstance(item, str) else text_of_ids(item, model) for item in items]
     if not all(texts):
         raise RequestError("empty", "an input is an empty text", param="input")
     inputs = shapes.prompted(model, texts, request.prompt_name)
@@ -164,7 +160,6 @@ class DocumentText(TypedDict):
 Documents = Annotated[
     list[shapes.Text | DocumentText],
     shapes.NOT_EMPTY,
-    AfterValidator(lambda items: [x if isinstance(x, str) else x["text"] for x in items]),
     shapes.must_be('a list of texts, or of objects like {"text": "…"}'),
     shapes.BOUNDED,
 ]
@@ -226,7 +221,10 @@ def reranking(models: Models, request: RerankRequest) -> shapes.Query:
         message = f"{other} belongs to {'documents' if tei else 'texts'}, which is not given"
         raise RequestError("invalid", message, param=other)
     query, raw, top = request.query, request.raw_scores, request.top_n
-    documents = request.texts or request.documents or []
+    documents = [
+        item if isinstance(item, str) else item["text"]
+        for item in request.texts or request.documents or ()
+    ]
     with_text = bool(request.return_text or request.return_documents)
 
     def write(answer: shapes.Answer) -> Ranking | list[TextScore]:

@@ -37,9 +37,9 @@ from bothways.model.positions import (
     Rotary,
     Sinusoidal,
 )
-from bothways.prediction.export.encoder_graph import Separators
+from bothways.prediction.export.encoder_graph import ExportedPart, HeadKind, Separators
 from bothways.prediction.export.folder import compare_outputs, convert_to_openvino
-from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
+from bothways.prediction.export.model_graph import build_graph, head_kind
 from bothways.prediction.session_model import Arrays, open_openvino
 from family_peers import peer
 from random_weights import perturb

@@ -24,6 +24,7 @@ from typing_extensions import assert_never
 
 from bothways._version import __version__
 from bothways.core.errors import optional
+from bothways.hub.sentence_transformers import SentenceEncoderConfig
 from bothways.model.attention.mask import RotaryTables
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.block import Attention, Block, FeedForward, GroupedProjection
@@ -163,11 +164,10 @@ class GraphBuilder:
                 raise AssertionError(f"no activation {name}")
 
     def finish(self, inputs: Mapping[str, Sequence[str]], head: str) -> onnx.ModelProto:
-        """Return the model.
+        """Return the model, with the kind of its head as a note.
 
         Args:
             inputs: the names of the axes of each input, all in int64.
-            head: its kind, a note in the file.
         """
         graph = helper.make_graph(
             self._nodes,
@@ -200,14 +200,40 @@ class Separators:
     between: int
 
 
+HeadKind = Literal[
+    "none", "masked", "causal", "tags", "replaced", "labels", "pair", "choice", "span"
+]
+"""Kind of head at the end of a graph; "none" for the vectors of tokens."""
+_RULES: Mapping[HeadKind, GlobalRule] = {
+    "labels": "first", "span": "question", "choice": "ending"
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExportedPart:
+    """The part of a model that becomes a graph.
+
+    Attributes:
+        head: the kind of its head.
+        sentence: how the vectors of tokens are pooled; None for no `sentence_embedding`.
+        separators: where a Longformer's texts end.
+    """
+
+    head: HeadKind
+    sentence: SentenceEncoderConfig | None = None
+    separators: Separators | None = None
+
+    @property
+    def global_rule(self) -> GlobalRule:
+        """The tokens that are global in a model that has these, as tasks mark them."""
+        return _RULES.get(self.head, "none")
+
+
 class EncoderGraph(GraphBuilder):
     """A graph that computes an encoder's vectors.
 
     Args:
         model: its weights are read.
-        choices: whether the inputs are `(questions, choices, length)`: a row for each choice.
-        rule: which tokens are global, for a model that has these.
-        separators: needed by the rules "question" and "ending".
 
     Attributes:
         inputs: the names of the axes of each input.
@@ -217,15 +243,10 @@ class EncoderGraph(GraphBuilder):
         keep: True where there is a token, `(rows, 1, 1, length)`.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        choices: bool = False,
-        rule: GlobalRule = "none",
-        separators: Separators | None = None,
-    ) -> None:
+    def __init__(self, model: Model, exported: ExportedPart) -> None:
         super().__init__({id(p): name for name, p in model.named_parameters()})
         self.model, self.encoder, self.config, op = model, model.encoder, model.config, self.op
+        self.exported, choices = exported, exported.head == "choice"
         rows = ["input_ids", "attention_mask"]
         rows += ["token_type_ids"] if model.config.segments > 1 else []
         self.inputs = dict.fromkeys(rows, (ROWS, "choices", LENGTH) if choices else (ROWS, LENGTH))
@@ -241,7 +262,6 @@ class EncoderGraph(GraphBuilder):
         self.keep = self.unsqueeze(op("Cast", self.mask, to=9), 1, 2)
         end = op("Squeeze", self.length, (0,))
         self.places = op("Range", 0, end, 1)
-        self.separators, self.rule = separators, rule
         self.global_tokens = self._global_tokens() if self.config.has_global_attention else None
         self._relative = self._relative_rows()
         self._score_bias = self._distance_bias()
@@ -359,7 +379,7 @@ class EncoderGraph(GraphBuilder):
         if self.global_tokens is not None and module.global_qkv is not None:
             # Rows of tokens that are not global are arbitrary; a single global one is repeated.
             global_q, global_k, global_v = self._split_heads(self.dense(x, module.global_qkv))
-            if self.rule == "first":
+            if self.exported.global_rule == "first":
                 global_q = self.slice(global_q, 0, 1, 2)
             global_q = self.op("Mul", global_q, scale)
             global_result = self._product(global_q, global_k, global_v, [self._bias(Full())])
@@ -432,7 +452,7 @@ class EncoderGraph(GraphBuilder):
 
     def _global_tokens(self) -> str | None:
         """Return True for global tokens `(rows, length)`; None where there are none."""
-        rule = self.rule
+        rule, separators = self.exported.global_rule, self.exported.separators
         self.scope = "/global_tokens"
         if rule == "none":
             return None
@@ -440,14 +460,14 @@ class EncoderGraph(GraphBuilder):
         if rule == "first":
             is_first = self.op("Less", self.places, 1)
             return self.op("And", self.unsqueeze(is_first, 0), keep)
-        assert self.separators is not None
-        is_separator = self.op("Equal", self.ids, self.separators.id)
+        assert separators is not None
+        is_separator = self.op("Equal", self.ids, separators.id)
         is_separator = self.op("And", is_separator, keep)
         # ArgMax is the first place of the largest value: the first separator.
         at = self.op("ArgMax", self.op("Cast", is_separator, to=7), axis=1, keepdims=1)
         if rule == "question":
             return self.op("Less", self.places, at)
-        begin = self.op("Add", at, self.separators.between)
+        begin = self.op("Add", at, separators.between)
         is_ending = self.op("GreaterOrEqual", self.places, begin)
         return self.op("And", is_ending, keep)
 

@@ -31,8 +31,8 @@ from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction import session_model
 from bothways.prediction.analysis.evaluation import MAX_LOSS, Int8Report, measure_int8
-from bothways.prediction.export.encoder_graph import Separators
-from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
+from bothways.prediction.export.encoder_graph import ExportedPart, HeadKind, Separators
+from bothways.prediction.export.model_graph import build_graph, head_kind
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, pool, projection_of, sentence_config
