@@ -19,15 +19,7 @@ from typing_extensions import TypedDict
 from bothways.core.source import rng
 from bothways.data import masking
 from bothways.hub.static_embedding import StaticEncoder
-from bothways.prediction.explanation import (
-    ExplainedOutput,
-    attentions,
-    effect_without,
-    example_words,
-    rollout,
-    value_of,
-    without,
-)
+from bothways.prediction import explanation
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, check_limit
 from bothways.serving.models import Models, ServedModel, request_errors
@@ -139,7 +131,7 @@ def explain(models: Models, request: ExplainRequest) -> Query | TrainedInput:
         return _mask(model, request)
     if request.method == "attention":
         return _attention(model, value, layer)
-    return _leave_one_out(model, value, ExplainedOutput(request.label, request.word))
+    return _leave_one_out(model, value, explanation.ExplainedOutput(request.label, request.word))
 
 
 _UNITS: dict[str, masking.Unit] = {
@@ -186,21 +178,21 @@ def _mask(model: ServedModel, request: ExplainRequest) -> TrainedInput:
     return {"method": "masked_lm", "tokens": tokens}
 
 
-def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Query:
+def _leave_one_out(model: ServedModel, item: Any, target: explanation.ExplainedOutput) -> Query:
     task_model = model.task_model
     with request_errors():
         example = model.example(item)
-        words = example_words(task_model.tokenizer, example)
+        words = explanation.example_words(task_model.tokenizer, example)
         limit = ("explained_words", MOST_WORDS)
         check_limit("too_many_texts", "words to leave out", len(words), *limit)
-        shorter = [without(example, words, n) for n in range(len(words))]
+        shorter = [explanation.without(example, words, n) for n in range(len(words))]
 
     def write(answer: Answer) -> WordEffects:
         full, *shortened_predictions = answer.predictions
         with request_errors():
-            value = value_of(full, target, task_model.classes)
+            value = explanation.value_of(full, target, task_model.classes)
             effects = [
-                value - effect_without(other, n, target, task_model.classes)
+                value - explanation.effect_without(other, n, target, task_model.classes)
                 for n, other in enumerate(shortened_predictions)
             ]
         return {
@@ -231,7 +223,9 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
         check_limit("too_many_tokens", "tokens", len(sequence), *limit)
         with request_errors():
             task_model = model.predictor.unprepared()
-        return [ModelJob(len(sequence), functools.partial(attentions, task_model, sequence))]
+        return [
+            ModelJob(len(sequence), functools.partial(explanation.attentions, task_model, sequence))
+        ]
 
     def write(answer: Answer) -> Any:
         (layers,) = answer.predictions
@@ -245,7 +239,7 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
             "layer": layer,
             "layers": len(layers),
             "heads": layers[min(layer, len(layers)) - 1].round(4),
-            "rollout": rollout(layers).round(4),
+            "rollout": explanation.rollout(layers).round(4),
         }
 
     return Query(model, [item], write, jobs=jobs)

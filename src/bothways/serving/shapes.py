@@ -44,17 +44,10 @@ from typing_extensions import TypedDict
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import Limits, RequestError
 from bothways.serving.models import Models, ServedModel, request_errors
+from bothways.tasks import predictions
 from bothways.tasks.base import EncodedExample, did_you_mean
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.metrics import sigmoid
-from bothways.tasks.predictions import (
-    ClassPrediction,
-    MultilabelPrediction,
-    RankPrediction,
-    ScorePrediction,
-    json_schema,
-    prediction_type,
-)
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 from bothways.tasks.sentence_embedding.vectors import quantize
 
@@ -254,7 +247,7 @@ def build_schema(annotation: Any, definitions: dict[str, Schema]) -> Schema:
 
 
 PREDICTIONS: dict[str, Schema] = {
-    kind: json_schema(prediction_type(task))
+    kind: predictions.json_schema(predictions.prediction_type(task))
     for kind, task in ALL_TASKS.items()
     if kind not in ("embed", "rerank")
 }
@@ -471,8 +464,11 @@ CLASSIFIERS = tuple(
     kind
     for kind, task in ALL_TASKS.items()
     if issubclass(
-        prediction_type(task),
-        ClassPrediction | MultilabelPrediction | ScorePrediction | RankPrediction,
+        predictions.prediction_type(task),
+        predictions.ClassPrediction
+        | predictions.MultilabelPrediction
+        | predictions.ScorePrediction
+        | predictions.RankPrediction,
     )
 )
 """The tasks whose predictions `label_scores` writes."""
@@ -491,9 +487,9 @@ def label_scores(answer: Answer, *, raw: bool = False) -> list[list[LabelScore]]
     results = list[list[LabelScore]]()
     for prediction in answer.predictions:
         match prediction:
-            case RankPrediction(logits=(logit,)):
+            case predictions.RankPrediction(logits=(logit,)):
                 scores = {name: logit if raw else float(sigmoid(np.array([logit]))[0])}
-            case ScorePrediction(score=score):
+            case predictions.ScorePrediction(score=score):
                 scores = {name: score}
             case _:
                 scores = prediction.probabilities
