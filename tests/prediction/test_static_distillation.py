@@ -16,7 +16,6 @@ from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning import run as finetuning
 from bothways.model.heads import MaskedHead
-from bothways.prediction.static_distillation import frequency_weights
 from family_tasks import encoder_of, tokenizer_of
 from odd_texts import odd_texts
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
@@ -88,12 +87,6 @@ def test_table_is_that_of_the_recipe(counted, place):
     share = pca.explained_variance_ratio_.sum()
     assert result.explained == pytest.approx(share, abs=1e-6)
     assert "tokens=23, width=6" in repr(result)
-
-
-def test_weights_fall_with_the_frequency():
-    np.testing.assert_allclose(frequency_weights(3, np.array([1, 0, 3])), [4e-4, 1, 4e-4 / 3], 1e-3)
-    weights = frequency_weights(1000)
-    assert (np.diff(weights) > 0).all()
 
 
 def test_folder_is_opened_by_every_command_for_vectors(place, monkeypatch, capsys):
