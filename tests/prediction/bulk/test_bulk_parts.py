@@ -12,7 +12,6 @@ import pytest
 import torch
 from pyarrow import dataset, parquet
 
-import bothways
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.model.kernels import library
 from bothways.prediction.bulk import run
@@ -23,8 +22,6 @@ from heard_progress import Heard
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
-
-KINDS = (".txt", ".jsonl", ".tsv", ".csv", ".parquet")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +53,8 @@ def check_equal_predictions(row: dict[str, Any], expected: dict[str, Any]) -> No
 
 
 def test_parts_of_any_kind_of_file_are_what_the_command_prints(model, tmp_path, capsys):
-    files = [
-        write_rows(tmp_path / f"rows{kind}", make_rows(23, seed)) for seed, kind in enumerate(KINDS)
-    ]
+    kinds = enumerate((".txt", ".jsonl", ".tsv", ".csv", ".parquet"))
+    files = [write_rows(tmp_path / f"rows{kind}", make_rows(23, seed)) for seed, kind in kinds]
     printed = ""
     for file in files:
         run_line("predict", model, file)
@@ -96,9 +92,8 @@ def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(model, tmp
     file = write_rows(tmp_path / "rows.jsonl", rows)
     words = ("predict", model, file, "--keep", "id", "--format", "parquet", "--rows", 5)
     words += ("--keep", "source")
-    with pytest.raises(
-        DataError, match=r"rows\.jsonl:11: 'id' is 'not a number', not of the type int64"
-    ):
+    message = r"rows\.jsonl:11: 'id' is 'not a number', not of the type int64"
+    with pytest.raises(DataError, match=message):
         run_line(*words, "--out", tmp_path / "strict")
     run_line(*words, "--out", tmp_path / "out", "--rejects")
     assert dataset.dataset(tmp_path / "out", format="parquet").count_rows() == 10
@@ -115,9 +110,8 @@ def test_every_prediction_has_columns_in_parquet(name, tmp_path_factory):
     opened = predictor(make_folder(tmp_path_factory.mktemp("bert")), name)
     predictions = opened(TASKS[name][1][:5])
     expected = [prediction_values(each, None) for each in predictions]
-    written = parquet.read_table(
-        pyarrow.BufferReader(part_content("parquet", predictions, None, {}, ()))
-    ).to_pylist()
+    content = part_content("parquet", predictions, None, {}, ())
+    written = parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
     for row, values in zip(written, expected, strict=True):
         if "probabilities" in values and isinstance(values["probabilities"], dict):
             row["probabilities"] = dict(row["probabilities"])
@@ -236,11 +230,8 @@ def test_broken_rows_can_be_put_aside(model, tmp_path):
     done = predict_files(asked, out)
     assert (done.rows, done.rejected) == (2, 3)
     assert [row["id"] for row in lines(out)] == [1, 5]
-    rejected = [
-        json.loads(line)
-        for each in sorted((out / REJECTS).glob("*.jsonl"))
-        for line in each.read_text().splitlines()
-    ]
+    texts = "".join(each.read_text() for each in sorted((out / REJECTS).glob("*.jsonl")))
+    rejected = [json.loads(line) for line in texts.splitlines()]
     assert [row["where"] for row in rejected] == [f"{file}:{number}" for number in (2, 3, 4)]
     assert "text" in rejected[1]["error"]
     assert predict_files(asked, out).rejected == 3
@@ -248,9 +239,8 @@ def test_broken_rows_can_be_put_aside(model, tmp_path):
 
 def test_a_row_that_cannot_be_encoded_is_put_aside(tmp_path):
     (tmp_path / "masks.txt").write_text("the [MASK] was\nno mask here\n[MASK] fine\n")
-    asked = BulkRequest(
-        str(make_folder(tmp_path / "bert")), (str(tmp_path / "masks.txt"),), "fill",
-    )  # fmt: skip
+    bert = str(make_folder(tmp_path / "bert"))
+    asked = BulkRequest(bert, (str(tmp_path / "masks.txt"),), "fill")
     with pytest.raises(DataError, match=r"masks\.txt:2: "):
         predict_files(asked, tmp_path / "strict")
     done = predict_files(replace(asked, rejects=True), tmp_path / "out")
@@ -261,11 +251,11 @@ def test_empty_files_have_no_parts(model, tmp_path):
     (tmp_path / "none.jsonl").touch()
     schema = pyarrow.schema([("text", pyarrow.string())])
     parquet.write_table(schema.empty_table(), tmp_path / "none.parquet")
-    files = (
+    files = [
         *map(str, sorted(tmp_path.glob("none.*"))),
         write_rows(tmp_path / "a.txt", make_rows(3)),
-    )
-    assert predict_files(BulkRequest(model, files), tmp_path / "out").rows == 3
+    ]
+    assert predict_files(BulkRequest(model, tuple(files)), tmp_path / "out").rows == 3
     assert [*parts(tmp_path / "out")] == ["part-00002-00000.jsonl"]
     assert len([*(tmp_path / "out" / FILES).iterdir()]) == 3
 
@@ -477,14 +467,14 @@ def test_a_folder_with_other_files_is_left_alone(model, tmp_path):
 
 def test_options_of_parts_need_a_folder(model, tmp_path):
     files = [write_rows(tmp_path / f"{seed}.txt", make_rows(2, seed)) for seed in (1, 2)]
-    with pytest.raises(ConfigError, match="files: there are 2 files, and one is read"):
-        run_line("predict", model, *files)
-    with pytest.raises(ConfigError, match="rejects: is for predictions in parts"):
-        run_line("predict", model, files[0], "--rejects")
-    with pytest.raises(ConfigError, match="window: must be at least 1"):
-        next(iter(bothways.predict(model, files[0], text="text", window=0)))
-    with pytest.raises(ConfigError, match="window: is for predictions that are printed"):
-        run_line("predict", model, files[0], "--out", tmp_path / "out", "--window", 5)
+    for words, message in (
+        (files, "files: there are 2 files, and one is read"),
+        ((files[0], "--rejects"), "rejects: is for predictions in parts"),
+        ((files[0], "--window", 0), "window: must be at least 1"),
+        ((files[0], "--out", tmp_path, "--window", 5), "window: is for predictions that are print"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run_line("predict", model, *words)
     with pytest.raises(ConfigError, match="processes: must be at least 1"):
         predict_files(request(model, tmp_path), tmp_path / "out", processes=0)
 
