@@ -291,16 +291,14 @@ class App:
         if wait > exchange.deadline - time.monotonic():
             message = f"{self._searches:,} searches wait, for some {wait:.1f} s"
             raise RequestError("overloaded", message, headers=retry_after(wait))
-        began = queued = time.perf_counter()
 
-        def timed() -> Any:
-            nonlocal began
-            began = time.perf_counter()
-            return search()
+        def timed() -> tuple[float, Any]:
+            return time.perf_counter(), search()
 
+        queued = time.perf_counter()
         self._searches += 1
         try:
-            result = await self._in_thread(self._searchers, exchange.deadline, timed)
+            began, result = await self._in_thread(self._searchers, exchange.deadline, timed)
         finally:
             self._searches -= 1
         ended = time.perf_counter()

@@ -20,7 +20,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
 from bothways.serving import shapes
-from bothways.serving.errors import RequestError, nothing_given
+from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
@@ -384,7 +384,9 @@ def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
         raise RequestError("empty", "sentences is an empty list", param="sentences")
 
     def write(answer: shapes.Answer) -> Any:
-        return shapes.cosines(answer.vectors[0], answer.vectors[1:])
+        a, *_ = vectors = answer.vectors.astype(np.float64)
+        lengths = np.linalg.norm(a) * np.linalg.norm(vectors[1:], axis=1)
+        return (vectors[1:] @ a / np.maximum(lengths, 1e-24)).tolist()
 
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
     inputs = shapes.prompted(model, texts, request.parameters.prompt_name)
@@ -423,7 +425,7 @@ def tokenize(models: Models, request: TokenizeRequest) -> list[list[TextToken]]:
     """Tokenize texts: each token with its id, its characters, and whether it is special."""
     model = models.choose(request.model)
     if not request.inputs:
-        raise nothing_given()
+        raise RequestError("empty", "there is no input: give at least one text", param="inputs")
     models.limits.check("text_characters", "characters", sum(map(len, request.inputs)))
     items = shapes.prompted(model, request.inputs, request.prompt_name)
     tokenizer, answer = model.task_model.tokenizer, list[list[TextToken]]()

@@ -90,11 +90,6 @@ def check_limit(code: str, subject: str, value: int, name: str, limit: int) -> N
         raise RequestError(code, message, param=name)
 
 
-def nothing_given() -> RequestError:
-    """Return the error for a request without inputs."""
-    return RequestError("empty", "there is no input: give at least one text", param="inputs")
-
-
 def retry_after(seconds: float) -> dict[str, str]:
     """Return the header with the seconds until a client should try again, from 1 to 60."""
     return {"retry-after": str(min(60, max(1, math.ceil(seconds))))}

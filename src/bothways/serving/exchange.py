@@ -273,12 +273,8 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-KINDS = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-}
-"""The types of the files, by suffix."""
+KINDS = {"html": "html", "css": "css", "js": "javascript"}
+"""The subtypes of the files, by suffix."""
 HEADERS: Mapping[str, str] = MappingProxyType(
     {
         "content-security-policy": (
@@ -311,8 +307,8 @@ MOVED = Page(b"", "text/plain", 308, {**HEADERS, "location": "../play"})
 @functools.cache
 def pages() -> Mapping[str, Page]:
     """Return the files of the playground by path: the page itself is `/play`."""
-    files = {
-        f"/play/{file.name}": Page(file.read_bytes(), KINDS[file.name.rpartition(".")[2]])
-        for file in (resources.files("bothways.serving") / "page").iterdir()
-    }
+    files = dict[str, Page]()
+    for file in (resources.files("bothways.serving") / "page").iterdir():
+        kind = f"text/{KINDS[file.name.rpartition('.')[2]]}; charset=utf-8"
+        files[f"/play/{file.name}"] = Page(file.read_bytes(), kind)
     return {"/play": files.pop("/play/index.html"), **files}

@@ -252,7 +252,6 @@ PREDICTIONS: dict[str, Schema] = {
     if kind not in ("embed", "rerank")
 }
 """The lines of `bothways predict` by task; other routes answer vectors and rankings."""
-Vectors = Float32[np.ndarray, "texts width"]
 
 
 @dataclass(frozen=True)
@@ -279,7 +278,7 @@ class Answer:
         return sum(item.cut > 0 for item in self.encoded)
 
     @property
-    def vectors(self) -> Vectors:
+    def vectors(self) -> Float32[np.ndarray, "texts width"]:
         """The vector of each input, which is a single text."""
         return np.stack([prediction.vectors[0] for prediction in self.predictions])
 
@@ -424,14 +423,6 @@ def vector_writer(
         return [*quantize(vectors, "float32" if dtype == "float" else dtype, ranges)]
 
     return write
-
-
-def cosines(vector: Float32[np.ndarray, " width"], vectors: Vectors) -> list[float]:
-    """Return the cosine of a vector with each of others."""
-    a, b = vector.astype(np.float64), vectors.astype(np.float64)
-    lengths = np.linalg.norm(a) * np.linalg.norm(b, axis=1)
-    result: list[float] = (b @ a / np.maximum(lengths, 1e-24)).tolist()
-    return result
 
 
 class OwnRequest(TruncatedRequest):
