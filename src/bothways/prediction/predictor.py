@@ -660,9 +660,8 @@ def open_task(
     """
     reopen = None
     if runtime == "torch":
-        reopen = functools.partial(
-            open_task_model, folder, task, length=length, device=device, settings=settings
-        )
+        options: Any = {"length": length, "device": device, "settings": settings}
+        reopen = functools.partial(open_task_model, folder, task, **options)
         task_model = reopen()
         is_static = isinstance(task_model.model.encoder, StaticEncoder)
         if is_static and precision not in ("auto", "fp32"):

@@ -137,10 +137,8 @@ class App:
             try:
                 # A long one, so that the first request finds memory and kernels ready.
                 examples = model.examples([model.long_input(self.limits)], self.limits)
-                answer = loop.create_future()
-                self.batcher.submit(
-                    Ticket(model, examples, model.encode(examples), math.inf, answer)
-                )
+                encoded, answer = model.encode(examples), loop.create_future()
+                self.batcher.submit(Ticket(model, examples, encoded, math.inf, answer))
                 await answer
             except RequestError as error:
                 if error.code not in FAILURES:  # a limit, such as a likelihood that is too long

@@ -221,10 +221,8 @@ def reranking(models: Models, request: RerankRequest) -> shapes.Query:
         message = f"{other} belongs to {'documents' if tei else 'texts'}, which is not given"
         raise RequestError("invalid", message, param=other)
     query, raw, top = request.query, request.raw_scores, request.top_n
-    documents = [
-        item if isinstance(item, str) else item["text"]
-        for item in request.texts or request.documents or ()
-    ]
+    items = request.texts or request.documents or ()
+    documents = [item if isinstance(item, str) else item["text"] for item in items]
     with_text = bool(request.return_text or request.return_documents)
 
     def write(answer: shapes.Answer) -> Ranking | list[TextScore]:

@@ -223,9 +223,8 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
         check_limit("too_many_tokens", "tokens", len(sequence), *limit)
         with request_errors():
             task_model = model.predictor.unprepared()
-        return [
-            ModelJob(len(sequence), functools.partial(explanation.attentions, task_model, sequence))
-        ]
+        compute = functools.partial(explanation.attentions, task_model, sequence)
+        return [ModelJob(len(sequence), compute)]
 
     def write(answer: Answer) -> Any:
         (layers,) = answer.predictions

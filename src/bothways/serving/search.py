@@ -179,9 +179,8 @@ def search(models: Models, request: SearchRequest) -> Query:
         def write_reranked(answer: Answer) -> SearchAnswer:
             logits = iter([prediction.logits[0] for prediction in answer.predictions])
             scores = [[*itertools.islice(logits, len(ranked))] for ranked in hits]
-            return shown(
-                version, [ordered(*p)[: request.top] for p in zip(hits, scores, strict=True)]
-            )
+            scored = zip(hits, scores, strict=True)
+            return shown(version, [ordered(*pair)[: request.top] for pair in scored])
 
         return Query(reranker, pairs, write_reranked)
 

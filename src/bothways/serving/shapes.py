@@ -139,10 +139,8 @@ class Fields(BaseModel):
     def _null_is_absent(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        declared = cls.model_fields
-        return {
-            name: value for name, value in data.items() if value is not None or name not in declared
-        }
+        names = cls.model_fields
+        return {name: x for name, x in data.items() if x is not None or name not in names}
 
 
 class RequestBody(Fields):

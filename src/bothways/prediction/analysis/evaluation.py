@@ -175,10 +175,8 @@ class Sweep:
 
         Cells where all texts have the same vector come last.
         """
-        return max(
-            self.cells,
-            key=lambda cell: (cell.correlation.anisotropy < ONE, cell.correlation.spearman),
-        )
+        results = [(c.correlation.anisotropy < ONE, c.correlation.spearman) for c in self.cells]
+        return self.cells[results.index(max(results))]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `bothways evaluate --json` writes them."""
@@ -414,12 +412,9 @@ class EvaluationData:
         }
         # The digest is complete when all examples have been read: the note comes after the scores.
         digest = hashlib.sha256()
-        examples = (
-            base.hashed(reading.examples, digest)
-            if any(map(any, uses.values()))
-            else reading.examples
-        )
-        yield dataclasses.replace(reading, examples=examples), self.counts
+        if any(map(any, uses.values())):
+            reading = dataclasses.replace(reading, examples=base.hashed(reading.examples, digest))
+        yield reading, self.counts
         for use, sources in uses.items():
             if digest.hexdigest() in [source.get("sha256") for source in sources if source]:
                 message = f"note: this data {use} look better on it than on other data"

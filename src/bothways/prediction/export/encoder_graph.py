@@ -511,9 +511,7 @@ class EncoderGraph(GraphBuilder):
         end_block = op("Div", op("Sub", lengths, 1), size)  # (rows, 1, 1, 1)
         key = op("Div", self.places, size)
         query = self.unsqueeze(key, 1)
-        ends = [
-            op("Or", op("Equal", block, 0), op("Equal", block, end_block)) for block in (query, key)
-        ]
+        ends = [op("Or", op("Equal", x, 0), op("Equal", x, end_block)) for x in (query, key)]
         near = op("LessOrEqual", op("Abs", op("Sub", query, key)), 1)
         short = op("LessOrEqual", lengths, pattern.dense)
         dense_rows = op("Or", short, ends[0])  # rows of queries that attend to all

@@ -375,9 +375,8 @@ def _save(graph: onnx.ModelProto, file: Path) -> None:
     """Write a graph; its weights are in `model.onnx_data` next to it if they are too many."""
     file.parent.mkdir(exist_ok=True)
     large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > INLINE_BYTES
-    onnx.save_model(
-        graph, file, save_as_external_data=large, location=f"{file.name}_data" if large else None
-    )
+    place = f"{file.name}_data" if large else None
+    onnx.save_model(graph, file, save_as_external_data=large, location=place)
 
 
 def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> None:

@@ -243,9 +243,8 @@ class _Change:
                 if not record.scale:
                     scale = ranking.choose_scale(vectors)
                     self.record = record = dataclasses.replace(record, scale=scale)
-                codes[start : start + len(vectors)] = ranking.compress(
-                    vectors, record.stored, record.scale
-                )
+                stored = ranking.compress(vectors, record.stored, record.scale)
+                codes[start : start + len(vectors)] = stored
                 if record.stored == "binary":
                     signs.append(ranking.signs(vectors))
                 self.progress.advance(start + len(vectors))

@@ -153,11 +153,9 @@ class Index:
         self._codes = [self._codes_of(segment) for segment in record.segments]
         self.deleted = np.zeros(len(self.ids), bool)
         # Rows, vectors and offsets of a segment must agree, or a text would get another's vector.
-        counts = [
-            (s.rows, len(v), len(o) - 1)
-            for s, v, o in zip(record.segments, vectors, self.offsets, strict=True)
-        ]
-        if any(len(set(count)) > 1 for count in counts) or len(self.ids) != len(self.vectors):
+        files = zip(record.segments, vectors, self.offsets, strict=True)
+        counts = [{segment.rows, len(rows), len(ends) - 1} for segment, rows, ends in files]
+        if any(len(count) > 1 for count in counts) or len(self.ids) != len(self.vectors):
             raise self._damaged("its files differ in their numbers of documents")
         if record.deleted is not None:
             try:
@@ -395,10 +393,8 @@ class Index:
                     reverse=True,
                 )
             texts = self.texts([row for _, row in best[: count if reranker else k]])
-            ranked = [
-                Hit(self.ids[row].decode(), score, text)
-                for (score, row), text in zip(best, texts, strict=False)
-            ]
+            named = zip(best, texts, strict=False)
+            ranked = [Hit(self.ids[row].decode(), score, text) for (score, row), text in named]
             if reranker and ranked:
                 scored = reranker((query, [hit.text for hit in ranked]))
                 ranked = ordered(ranked, scored.logits)[:k]

@@ -17,6 +17,7 @@ are ranked by bm25s (Lù 2024), in Lucene's form of BM25.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence as Many
 from pathlib import Path
@@ -177,9 +178,8 @@ def search_codes(
         length = np.linalg.norm(query.astype(np.float64))
         slack = max(length * segment.error for segment in segments if segment is not None)
         nearest = Nearest(k, dot_products(query[None], vectors), np.zeros(1), names)
-        for start, stop, segment in zip(
-            vectors.starts[:-1].tolist(), vectors.starts[1:].tolist(), segments, strict=True
-        ):
+        bounds = itertools.pairwise(vectors.starts.tolist())
+        for (start, stop), segment in zip(bounds, segments, strict=True):
             if segment is None:
                 block = vectors[start:stop]
                 scores = block @ query
@@ -212,11 +212,9 @@ def search_signs(
     deleted: Shaped[np.ndarray, " rows"],
 ) -> Found:
     """Return the k best of the rows whose signs are nearest to those of a query."""
-    count = min(len(vectors), k * OVERSAMPLING)
-    candidates = [
-        _nearest_signs(query, segments, vectors.starts.tolist(), count, deleted)
-        for query in signs(queries).T
-    ]
+    count, starts = min(len(vectors), k * OVERSAMPLING), vectors.starts.tolist()
+    words = signs(queries).T
+    candidates = [_nearest_signs(query, segments, starts, count, deleted) for query in words]
     nearest = Nearest(k, dot_products(queries, vectors), np.zeros(len(queries)), names)
     # The true dot products decide among candidates; signs only choose them.
     nearest.queries = np.repeat(np.arange(len(queries)), [len(rows) for rows in candidates])
