@@ -41,9 +41,8 @@ def folder(tmp_path_factory) -> Path:
 def outputs_differ(ready: Predictor, inputs: list[object]) -> list[bool]:
     """For each sequence, whether its output alone differs from that in the company of all."""
     examples = [read_input(ready.task_model, item, 1) for item in inputs]
-    sequences = [
-        sequence for item in ready.task_model.encode(examples) for sequence in item.sequences
-    ]
+    encoded = ready.task_model.encode(examples)
+    sequences = [sequence for item in encoded for sequence in item.sequences]
     together = predict_sequences(ready.task_model, sequences)
     alone = [predict_sequences(ready.task_model, [sequence])[0] for sequence in sequences]
     return [not np.array_equal(*pair) for pair in zip(alone, together, strict=True)]

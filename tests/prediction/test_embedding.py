@@ -1,6 +1,7 @@
 """All layers in one pass, files of vectors, and the commands for tasks that need no training, as one types them."""
 
 import io
+import itertools
 import json
 import os
 import random
@@ -31,9 +32,8 @@ def place(tmp_path_factory) -> Path:
     """A folder with a pre-trained model, texts, and scored pairs."""
     folder, draw = tmp_path_factory.mktemp("place"), random.Random(3)
     make_folder(folder / "bert")
-    (folder / "texts.txt").write_text(
-        "".join(f"{make_text(draw)}\n" for _ in range(30)) + "\n" + "film " * 60 + "\n"
-    )
+    texts = [*(make_text(draw) for _ in range(30)), "", "film " * 60]
+    (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts))
     rows = [
         f"{at}\t{make_text(draw)}\t{make_text(draw)}\t{draw.randrange(50) / 10}\n"
         for at in range(40)
@@ -82,9 +82,8 @@ def test_one_pass_gives_what_each_embedding_gives(place, settings, monkeypatch):
     tally = PredictionCounts()
     found = sweep_layers(task, iter(examples), tally)
     assert (found.pairs, tally.examples, task.training) == (40, 40, False)
-    assert [(cell.layer, cell.pooling) for cell in found.cells] == [
-        (at, how) for at in range(3) for how in POOLINGS
-    ]
+    cells = [(cell.layer, cell.pooling) for cell in found.cells]
+    assert cells == [*itertools.product(range(3), POOLINGS)]
     for cell in found.cells:
         chosen = {**settings, "layers": [cell.layer], "pooling": cell.pooling}
         alone = open_task_model(str(place / "bert"), "embed", settings=chosen)
@@ -165,9 +164,8 @@ def test_predict_does_every_task(place, run, monkeypatch, capsys):
     run("predict bert texts.txt --task likelihood")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 32
-    assert rows[0]["log_likelihood"] == pytest.approx(
-        sum(log for _, log in rows[0]["tokens"]), rel=1e-4
-    )
+    total = sum(log for _, log in rows[0]["tokens"])
+    assert rows[0]["log_likelihood"] == pytest.approx(total, rel=1e-4)
     assert rows[30] == {"log_likelihood": 0.0, "pseudo_perplexity": None, "tokens": []}
     run("evaluate bert texts.txt --task likelihood --json")
     total = json.loads(capsys.readouterr().out)

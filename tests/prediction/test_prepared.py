@@ -30,17 +30,9 @@ packs = pytest.mark.skipif(not packs_weights(CPU), reason="nothing is packed on 
 int8 = pytest.mark.skipif(not has_int8(CPU), reason="this processor does not multiply int8")
 pytestmark = pytest.mark.usefixtures("either_way")
 bf16 = pytest.mark.skipif(not BF16, reason="this processor does not multiply bf16")
-BOTH = pytest.mark.parametrize(
-    "precision", [pytest.param("fp32", marks=packs), pytest.param("int8", marks=int8)]
-)
-ALL = pytest.mark.parametrize(
-    "precision",
-    [
-        pytest.param("fp32", marks=packs),
-        pytest.param("bf16", marks=(packs, bf16)),
-        pytest.param("int8", marks=int8),
-    ],
-)
+FP32, INT8 = pytest.param("fp32", marks=packs), pytest.param("int8", marks=int8)
+BOTH = pytest.mark.parametrize("precision", [FP32, INT8])
+ALL = pytest.mark.parametrize("precision", [FP32, pytest.param("bf16", marks=(packs, bf16)), INT8])
 
 
 def made(precision: str) -> str:

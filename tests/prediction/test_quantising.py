@@ -53,9 +53,7 @@ def run(place, monkeypatch) -> Callable[[str], None]:
 
 
 def vectors(task: object, texts: list[str]) -> np.ndarray:
-    return np.concatenate(
-        [p.vectors for _, p in predict(task, [TextExample(text) for text in texts])]
-    )
+    return np.concatenate([p.vectors for _, p in predict(task, map(TextExample, texts))])
 
 
 def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_company():
