@@ -16,6 +16,7 @@ from bothways.prediction.explanation import (
     attentions,
     effect_without,
     example_words,
+    leave_one_out,
     rollout,
     value_of,
     without,
@@ -128,12 +129,12 @@ def test_what_cannot_be_explained_says_why(tmp_path, place):
     predict = opened("classify", place / "classify")
     example = predict.task_model.task.from_texts((TEXT,))
     with pytest.raises(DataError, match="'other' is not one of the model's; there are no, maybe"):
-        value_of(predict(example), ExplainedOutput("other"), LABELS)
+        leave_one_out(predict, example, ExplainedOutput("other"))
     with pytest.raises(DataError, match="the label is missing"):
-        value_of(predict(example), ExplainedOutput(), LABELS)
+        leave_one_out(predict, example, ExplainedOutput())
     tags = opened("tag", place / "tag")
     with pytest.raises(DataError, match="there is no word 9"):
-        value_of(tags(TEXT), ExplainedOutput("O", 9), ["O"])
+        leave_one_out(tags, tags.task_model.task.from_texts((TEXT,)), ExplainedOutput("O", 9))
     embed = predictor(make_folder(tmp_path / "bert"), "embed")
     with pytest.raises(DataError, match="give two texts"):
         value_of(embed("a"), ExplainedOutput(), ())
@@ -142,3 +143,12 @@ def test_what_cannot_be_explained_says_why(tmp_path, place):
         alone.unprepared()
     before = predict.unprepared()
     assert predict.unprepared() is before
+
+
+def test_effects_are_falls_of_the_probability(place):
+    predict = opened("classify", place / "classify")
+    example = predict.task_model.task.from_texts(("play the world",))
+    effects = leave_one_out(predict, example, ExplainedOutput("yes"))
+    assert [word.text for word, _ in effects] == ["play", "the", "world"]
+    whole, rest = (predict(text).probabilities["yes"] for text in ("play the world", "play world"))
+    assert effects[1][1] == pytest.approx(whole - rest, abs=1e-6)

@@ -1,9 +1,8 @@
 """Explanations of predictions: each word left out in turn, and attention with its rollout.
 
-    classify = bothways.load("runs/sst")
-    example = classify.task_model.task.from_texts(("what a lovely film",))
-    words = example_words(classify.task_model.tokenizer, example)
-    rest = classify(without(example, words, 2))     # "what a film"
+    predictor = bothways.load("runs/sst")
+    example = predictor.task_model.task.from_texts(("what a lovely film",))
+    leave_one_out(predictor, example, ExplainedOutput("positive"))
 
 Neither is a proof. What a model computes without a word is a fact about another text; attention
 shows which vectors are mixed, not what they are used for (Jain and Wallace 2019, "Attention is not
@@ -26,6 +25,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.source import Sequence
 from bothways.core.terminal import listed
 from bothways.model.model import Encoder, recorded_attentions
+from bothways.prediction.predictor import Predictor
 from bothways.tasks import predictions
 from bothways.tasks.base import TaskModel
 from bothways.tasks.tagging.examples import TagExample
@@ -136,6 +136,23 @@ def effect_without(
             return float("nan")
         target = target._replace(word=target.word - (index < target.word))
     return value_of(prediction, target, labels)
+
+
+def leave_one_out(
+    predictor: Predictor, example: Any, target: ExplainedOutput
+) -> list[tuple[Word, float]]:
+    """Return each word of an example with how much the output falls without it.
+
+    Raises:
+        DataError: the example has no words to leave out, or the target does not exist.
+    """
+    words = example_words(predictor.task_model.tokenizer, example)
+    shorter = [without(example, words, index) for index in range(len(words))]
+    full, *others = predictor.stream([example, *shorter])
+    labels = predictor.task_model.classes
+    value = value_of(full, target, labels)
+    effects = [value - effect_without(item, n, target, labels) for n, item in enumerate(others)]
+    return list(zip(words, effects, strict=True))
 
 
 def _known(label: str | None, labels: Many[str]) -> str:
