@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,18 +144,38 @@ def test_vectors_are_those_of_one_file(tmp_path):
     np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), whole[0])
 
 
-class Interrupting(Heard):
-    """Interrupts the work at a report."""
+class Acting(Heard):
+    """Calls a function at each report, with the number of the report."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, act: Callable[[int], object]) -> None:
         super().__init__()
-        self.at = at
+        self.act, self.count = act, 0
 
     def advance(self, done: float | int, note: str | None = None) -> None:
         super().advance(done, note)
-        self.at -= 1
-        if not self.at:
+        self.count += 1
+        self.act(self.count)
+
+
+def interrupting(at: int) -> Acting:
+    """Interrupt the work at a report."""
+
+    def act(count: int) -> None:
+        if count == at:
             raise KeyboardInterrupt
+
+    return Acting(act)
+
+
+def replacing(file: Path, content: bytes) -> Acting:
+    """Replace a file by another at the reports."""
+
+    def act(count: int) -> None:
+        hidden = file.with_suffix(".new")
+        hidden.write_bytes(content)
+        hidden.replace(file)
+
+    return Acting(act)
 
 
 def request(model: str, tmp_path: Path, **changes: Any) -> BulkRequest:
@@ -170,7 +191,7 @@ def stamps(out: Path) -> dict[str, int]:
 def test_an_interrupted_run_continues_where_it_stopped(begun, tmp_path, at):
     (asked, reference), out = begun, tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        predict_files(asked, out, progress=Interrupting(at))
+        predict_files(asked, out, progress=interrupting(at))
     before = stamps(out)
     assert not (out / SUCCESS).exists()
     done = predict_files(asked, out)
@@ -271,44 +292,22 @@ def test_the_first_file_may_be_empty_where_columns_are_kept(model, tmp_path):
         assert dataset.dataset(out, format="parquet").to_table()["id"].to_pylist() == [*range(5)]
 
 
-class Changing(Heard):
-    """Replaces a file at the first report."""
-
-    def __init__(self, file: Path, content: bytes) -> None:
-        super().__init__()
-        self.file, self.content = file, content
-
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        super().advance(done, note)
-        hidden = self.file.with_suffix(".new")
-        hidden.write_bytes(self.content)
-        hidden.replace(self.file)
-
-
 def test_a_file_that_changes_while_it_is_read_is_read_again(model, tmp_path):
     asked, out = request(model, tmp_path), tmp_path / "out"
     other = Path(write_rows(tmp_path / "other.jsonl", make_rows(20, 3))).read_bytes()
-    predict_files(asked, out, progress=Changing(tmp_path / "1.jsonl", other))
+    predict_files(asked, out, progress=replacing(tmp_path / "1.jsonl", other))
     assert lines(out)[0]["id"] == 1000
     predict_files(asked, out)
     assert [row["id"] for row in lines(out)] == [*range(3000, 3020), *range(2000, 2020)]
-
-
-class Rewriting(Changing):
-    """Writes to the file that is read, at the first report."""
-
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        Heard.advance(self, done, note)
-        if self.file.read_bytes() != self.content:
-            self.file.write_bytes(self.content)
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_one_message(model, tmp_path):
     """The predictions were those of rows of both, and complete."""
     asked, out = request(model, tmp_path), tmp_path / "out"
     other = (tmp_path / "1.jsonl").read_bytes().replace(b'"id": 10', b'"id": 30')
+    writing = Acting(lambda _: (tmp_path / "1.jsonl").write_bytes(other))
     with pytest.raises(DataError, match="has changed while it was read\n  Run the same") as caught:
-        predict_files(asked, out, progress=Rewriting(tmp_path / "1.jsonl", other))
+        predict_files(asked, out, progress=writing)
     assert caught.value.where == str(tmp_path / "1.jsonl")
     assert not (out / SUCCESS).exists()
     predict_files(asked, out)
@@ -321,7 +320,7 @@ def test_output_that_changes_is_not_complete_until_the_end(model, tmp_path):
     write_rows(tmp_path / "1.jsonl", make_rows(6, 3))
     (out / "_parts" / "00000-00002.json").unlink()  # as a kill between a part and its marker does
     with pytest.raises(KeyboardInterrupt):
-        predict_files(asked, out, progress=Interrupting(2))
+        predict_files(asked, out, progress=interrupting(2))
     assert not (out / SUCCESS).exists()
     predict_files(asked, out)
     assert (out / SUCCESS).exists()
@@ -365,7 +364,7 @@ def test_types_of_an_earlier_call_stay(model, tmp_path):
     files = [write_rows(tmp_path / f"{n}.jsonl", rows[n : n + 4]) for n in (0, 4)]
     asked, out = BulkRequest(model, tuple(files), keep=("id",), form="parquet"), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        predict_files(asked, out, progress=Interrupting(3))
+        predict_files(asked, out, progress=interrupting(3))
     assert predict_files(asked, out).again == 1
     table = dataset.dataset(out, format="parquet").to_table()
     assert table["id"].to_pylist() == [0.5] * 4 + [4.0, 5.0, 6.0, 7.0]
@@ -387,7 +386,7 @@ def test_a_data_set_of_the_hub_is_read_in_one_revision(model, tmp_path):
     write_rows(file, make_rows(9))
     asked = BulkRequest(model, (name,), rows=2, keep=("id",))
     with pytest.raises(KeyboardInterrupt):
-        predict_files(asked, out, progress=Interrupting(5))
+        predict_files(asked, out, progress=interrupting(5))
     before = parts(out)
     assert 0 < len(before) < 5
     os.utime(file, (1, 1))
@@ -410,7 +409,7 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path
     write_rows(data / "train.jsonl", make_rows(9))
     files = (write_rows(tmp_path / "a.jsonl", make_rows(3)), f"hub:{data}")
     rows = write_rows(tmp_path / "b.jsonl", make_rows(9, 1))
-    changing = Changing(data / "train.jsonl", Path(rows).read_bytes())
+    changing = replacing(data / "train.jsonl", Path(rows).read_bytes())
     with pytest.raises(DataError, match=r"texts: has changed since .*\n  Delete .*_files to begin"):
         predict_files(BulkRequest(model, files), tmp_path / "out", progress=changing)
 

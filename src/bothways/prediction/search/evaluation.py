@@ -11,7 +11,7 @@ import numpy as np
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.prediction.predictor import Predictor
-from bothways.prediction.search.ranking import BM25, encode_ids
+from bothways.prediction.search import ranking
 from bothways.tasks.sentence_embedding import examples as beir
 from bothways.tasks.sentence_embedding.vectors import top_k
 
@@ -81,7 +81,7 @@ def rank_by_vectors(
     documents = embed(list(data.documents.values()), task.role_prompt("document"))  # type: ignore[attr-defined]
     queries = embed(list(data.queries.values()), task.role_prompt("query"))  # type: ignore[attr-defined]
     ids = list(data.documents)
-    scores, rows = top_k(queries, documents, k + 1, names=encode_ids(ids))
+    scores, rows = top_k(queries, documents, k + 1, names=ranking.encode_ids(ids))
     return {
         query: {ids[row]: float(score) for row, score in zip(rows[n], scores[n], strict=True)}
         for n, query in enumerate(data.queries)
@@ -90,9 +90,9 @@ def rank_by_vectors(
 
 def rank_by_words(data: beir.RetrievalData, k: int) -> beir.Run:
     """Return the k + 1 best documents of each query by BM25, of those that share a word with it."""
-    counted, ids = BM25.of(data.documents.values()), list(data.documents)
-    names, run = encode_ids(ids), dict[str, dict[str, float]]()
+    scorer, ids = ranking.count_words(data.documents.values()), list(data.documents)
+    names, run = ranking.encode_ids(ids), dict[str, dict[str, float]]()
     for query, text in data.queries.items():
-        scores, rows = counted.search(text, k + 1, names=names)
+        scores, rows = ranking.search_by_words(scorer, text, k + 1, names)
         run[query] = {ids[row]: float(score) for score, row in zip(scores, rows, strict=True)}
     return run

@@ -291,8 +291,8 @@ class Index:
         return self._graphs.setdefault(number, graph)
 
     @functools.cached_property
-    def words(self) -> ranking.BM25:
-        """The words of all documents.
+    def words(self) -> Any:
+        """The scorer of bm25s for the words of all documents, with its arrays memory-mapped.
 
         Raises:
             ConfigError: the index was built without them.
@@ -301,8 +301,10 @@ class Index:
         if self.record.bm25 is None:
             fix = f"Build the index with {argument(bm25=True)}."
             raise ConfigError("the index was built without BM25", where="mode", fix=fix)
+        with optional("search", "BM25"):
+            import bm25s
         try:
-            return ranking.BM25.load(self.folder / f"bm25-{self.record.bm25}")
+            return bm25s.BM25.load(self.folder / f"bm25-{self.record.bm25}", mmap=True)
         except (OSError, ValueError, KeyError) as error:
             raise self._damaged(f"bm25-{self.record.bm25}: {error}") from error
 
@@ -402,7 +404,8 @@ class Index:
         return hits
 
     def by_words(self, query: str, count: int) -> list[tuple[float, int]]:
-        scores, rows = self.words.search(query, count, names=self.ids[self.live])
+        names = self.ids[self.live]
+        scores, rows = ranking.search_by_words(self.words, query, count, names)
         return list(zip(scores.tolist(), self.live[rows].tolist(), strict=True))
 
     @functools.cached_property
