@@ -170,16 +170,6 @@ def test_streams_are_lazy(folder):
     assert taken == [0, 1, 2, 3]
 
 
-def test_encode_gives_an_array(folder):
-    embed = predictor(folder, "embed")
-    vectors = embed.encode(TEXTS)
-    assert vectors.shape == (len(TEXTS), 32)
-    np.testing.assert_allclose(embed.encode(TEXTS[3]), vectors[3], atol=1e-5)
-    assert embed.encode([]).shape == (0, 32)
-    with pytest.raises(ConfigError, match=r"encode is for the task 'embed', .* 'classify'"):
-        predictor(folder, "classify").encode(TEXTS)
-
-
 def test_inputs_of_another_shape_are_one_message(folder):
     with pytest.raises(DataError, match="input 2: is of type int: it must be a text"):
         predictor(folder, "classify")(["a", 5])

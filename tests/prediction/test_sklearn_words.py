@@ -87,12 +87,16 @@ def test_other_tasks_have_the_words_that_fit(folder, embed):
     for method in ("predict", "predict_proba"):
         with pytest.raises(ConfigError, match=f"'embed' has no {method}"):
             getattr(embed, method)(TEXTS)
+    with pytest.raises(ConfigError, match=r"encode is for the task 'embed', .* 'tag'"):
+        tag.encode(TEXTS)
     assert not hasattr(embed, "classes_")
     assert not hasattr(regress, "classes_")
 
 
 def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     plain = embed.encode(TEXTS)
+    assert embed.encode(TEXTS[1]) == pytest.approx(plain[1], abs=1e-5)
+    assert embed.encode([]).shape == (0, plain.shape[1])
     unit = embed.encode(TEXTS, normalize_embeddings=True, batch_size=2)
     assert np.linalg.norm(unit, axis=1) == pytest.approx(np.ones(3))
     assert unit == pytest.approx(plain / np.linalg.norm(plain, axis=1, keepdims=True), abs=1e-6)

@@ -6,7 +6,6 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -27,12 +26,6 @@ QUESTION = {"question": TEXTS[0], "context": " ".join(TEXTS[:4])}
 @pytest.fixture(scope="module")
 def application(folder) -> App:
     return app({name: predictor(folder, name) for name in NAMES}, playground=True)
-
-
-@pytest.fixture(scope="module")
-def client(url) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield client
 
 
 REQUESTS: dict[str, dict[str, Any]] = {

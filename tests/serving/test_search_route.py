@@ -6,7 +6,6 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -58,12 +57,6 @@ def application(model, films, ranker, tmp_path_factory) -> App:
     models = {"vectors": bothways.load(model, "embed", batch_invariant=True), "rank": ranker}
     options: Any = {"limits": Limits(texts=300), "playground": True}
     return app(models, indexes={"films": films, "plain": other}, **options)
-
-
-@pytest.fixture(scope="module")
-def client(url) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield client
 
 
 def search(client: httpx.Client, **body: Any) -> Any:

@@ -227,7 +227,7 @@ class Metrics:
         self._texts = counter("texts", "Inputs answered.", ("model",))
         self._tokens = counter("tokens", "Tokens of inputs answered.", ("model",))
         self._cut = counter("truncated_texts", "Inputs longer than the model reads.", ("model",))
-        self._queued = gauge("queue_tokens", "Tokens that wait.")
+        self.queued = gauge("queue_tokens", "Tokens that wait.")
         gauge("queue_limit_tokens", "Tokens that may wait; more are refused.").set(queue_tokens)
         ready = gauge("ready", "1 while new requests are welcome, else 0.")
         ready.set_function(lambda: float(is_ready()))
@@ -251,10 +251,6 @@ class Metrics:
         self._batch_seconds.observe(seconds)
         self._batch_tokens.observe(tokens)
         self._batch_sequences.observe(sequences)
-
-    def queue(self, tokens: int) -> None:
-        """Keep the number of tokens that wait."""
-        self._queued.set(tokens)
 
     def loaded(self, model: str, created: int) -> None:
         """Keep when a model was opened, and show its counters from the first scrape on.
