@@ -52,7 +52,7 @@ def build_graph(model: Model, exported: ExportedPart) -> onnx.ModelProto:
     """
     graph = _ModelGraph(model, exported)
     graph.append_head()
-    return graph.finish(graph.inputs, exported.head)
+    return graph.finish()
 
 
 class _ModelGraph(encoder_graph.EncoderGraph):
