@@ -329,8 +329,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
             if data is not None:
                 fix = "Leave one of the two out."
                 raise ConfigError(f"is given in addition to {blimp}", where=str(data), fix=fix)
-            opened = evaluation.open_pairs(folder, nest(settings), length=length, device=device)
-            suite, predictor = local_path(blimp), Predictor(opened, precision)
+            task_model = evaluation.open_pairs(folder, nest(settings), length=length, device=device)
+            suite, predictor = local_path(blimp), Predictor(task_model, precision)
             scores = evaluation.evaluate_suite(predictor, suite, reporter)
             metrics = {"accuracy": scores.accuracy, "mean": scores.mean}
             title = f"{folder} on {suite}, {scores.variant}"

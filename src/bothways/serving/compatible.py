@@ -33,7 +33,7 @@ class EmbeddingsRequest(shapes.VectorRequest):
     """Texts to embed, as OpenAI's clients send them."""
 
     input: Annotated[
-        shapes.Text | _Ids | Annotated[list[shapes.Text | _Ids], shapes.NOT_EMPTY],
+        shapes.Text | _Ids | shapes.NonEmpty[shapes.Text | _Ids],
         shapes.must_be("a text, a list of token ids, or a list of either"),
         shapes.BOUNDED,
     ]
@@ -141,13 +141,9 @@ class ModelList(TypedDict):
 
 def described(model: ServedModel) -> ModelObject:
     """Describe a model for `/v1/models`."""
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "bothways",
-        "task": model.kind,
-    }
+    return ModelObject(
+        id=model.name, object="model", created=model.created, owned_by="bothways", task=model.kind
+    )
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -158,8 +154,7 @@ class DocumentText(TypedDict):
 
 
 Documents = Annotated[
-    list[shapes.Text | DocumentText],
-    shapes.NOT_EMPTY,
+    shapes.NonEmpty[shapes.Text | DocumentText],
     shapes.must_be('a list of texts, or of objects like {"text": "…"}'),
     shapes.BOUNDED,
 ]
@@ -302,6 +297,9 @@ EMBED = shapes.Route(
 )
 
 
+_TextOrPair = Annotated[list[shapes.Text], Field(min_length=1, max_length=2)]
+
+
 def _read_pairs(value: Any) -> Any:
     """Read lists of one text or two as texts and pairs; a list of texts alone is one input."""
     match value:
@@ -320,11 +318,7 @@ class PredictRequest(shapes.TruncatedRequest):
     """Texts and pairs to classify or score."""
 
     inputs: Annotated[
-        shapes.Text
-        | Annotated[
-            list[shapes.Text | Annotated[list[shapes.Text], Field(min_length=1, max_length=2)]],
-            shapes.NOT_EMPTY,
-        ],
+        shapes.Text | shapes.NonEmpty[shapes.Text | _TextOrPair],
         AfterValidator(_read_pairs),
         shapes.must_be(
             "a text, a pair [text, text], or a list of lists of one text or two; "
@@ -332,9 +326,7 @@ class PredictRequest(shapes.TruncatedRequest):
         ),
         shapes.BOUNDED,
     ]
-    raw_scores: Annotated[
-        shapes.Flag, Field(description="true: logits, of models of one score")
-    ] = False
+    raw_scores: shapes.Flag = Field(False, description="true: logits, of models of one score")
 
 
 def predict(models: Models, request: PredictRequest) -> shapes.Query:
@@ -365,7 +357,7 @@ class SimilarityInputs(shapes.Fields):
     """A sentence, and others to compare with it."""
 
     source_sentence: shapes.Text
-    sentences: Annotated[list[shapes.Text], shapes.NOT_EMPTY, shapes.BOUNDED]
+    sentences: Annotated[shapes.NonEmpty[shapes.Text], shapes.BOUNDED]
 
 
 class SimilarityRequest(shapes.HostedRequest):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence as Many
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -42,14 +42,12 @@ class ExplainRequest(RequestBody):
 
     method: Literal["leave_one_out", "attention", "masked_lm"]
     inputs: Input
-    label: Annotated[Text, Field(description="the class or the tag")] | None = None
-    word: Annotated[Whole, Field(description="whose tag, from 0")] = 0
-    layer: Annotated[Count, Field(description="absent: the last")] | None = None
-    rate: Annotated[float, Field(description="share of masked tokens", strict=True, gt=0, le=1)] = (
-        0.15
-    )
-    unit: Annotated[Literal["tokens", "whole_words", "ngrams", "spans"], Field()] = "tokens"
-    draw: Annotated[Whole, Field(description="number of the draw of the masks")] = 0
+    label: Text | None = Field(None, description="the class or the tag")
+    word: Whole = Field(0, description="whose tag, from 0")
+    layer: Count | None = Field(None, description="absent: the last")
+    rate: float = Field(0.15, description="share of masked tokens", strict=True, gt=0, le=1)
+    unit: Literal["tokens", "whole_words", "ngrams", "spans"] = "tokens"
+    draw: Whole = Field(0, description="number of the draw of the masks")
 
 
 class WordEffect(TypedDict):

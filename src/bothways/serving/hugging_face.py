@@ -18,7 +18,7 @@ from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, request_errors
 from bothways.tasks.classification.task import ZeroShotTask
 from bothways.tasks.masked_lm.task import MaskFillingTask
-from bothways.tasks.predictions import AnswerPrediction
+from bothways.tasks.predictions import AnswerPrediction, Entity
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
 
@@ -71,11 +71,10 @@ class AnswerParameters(shapes.Truncation):
 
     top_k: shapes.Count = 1
     # The scores of all spans are a table of tokens times this length.
-    max_answer_len: Annotated[shapes.Count, Field(le=512, description="in tokens")] | None = None
-    handle_impossible_answer: (
-        Annotated[shapes.Flag, Field(description="whether no answer is one; absent: as trained")]
-        | None
-    ) = None
+    max_answer_len: shapes.Count | None = Field(None, le=512, description="in tokens")
+    handle_impossible_answer: shapes.Flag | None = Field(
+        None, description="whether no answer is one; absent: as trained"
+    )
 
 
 class FillParameters(shapes.Truncation):
@@ -88,7 +87,7 @@ class ClassificationRequest(shapes.HostedRequest):
     """Texts and pairs to classify."""
 
     inputs: Annotated[
-        shapes.Text | dict[str, Any] | Annotated[list[shapes.Row], shapes.NOT_EMPTY],
+        shapes.Text | dict[str, Any] | shapes.NonEmpty[shapes.Row],
         shapes.AN_INPUT,
         AfterValidator(_read_labelled),
         shapes.BOUNDED,
@@ -107,7 +106,7 @@ class AnswerRequest(shapes.HostedRequest):
     """Questions with the texts that may answer them."""
 
     inputs: Annotated[
-        _Question | Annotated[list[_Question], shapes.NOT_EMPTY],
+        _Question | shapes.NonEmpty[_Question],
         shapes.must_be('objects {"question": "…", "context": "…"}'),
         shapes.BOUNDED,
     ]
@@ -136,7 +135,7 @@ class ZeroShotParameters(shapes.Truncation):
     """Parameters of a classification by labels that the request names."""
 
     candidate_labels: Annotated[
-        shapes.Text | Annotated[list[shapes.Text], shapes.NOT_EMPTY],
+        shapes.Text | shapes.NonEmpty[shapes.Text],
         shapes.must_be("a text with commas or a list of texts"),
         AfterValidator(_label_names),
         AfterValidator(shapes.bounded),
@@ -229,6 +228,11 @@ def _token_classification(models: Models, request: TaggingRequest) -> shapes.Que
     model, parameters = models.choose(request.model), request.parameters
     ignored, by_word = parameters.ignore_labels, parameters.aggregation_strategy == "none"
 
+    def group(e: Entity) -> EntityGroup:
+        return EntityGroup(
+            entity_group=e.type, score=e.score, word=e.text, start=e.start, end=e.end
+        )
+
     def write(answer: shapes.Answer) -> list[list[EntityGroup]]:
         answers = list[list[EntityGroup]]()
         for example, prediction in zip(answer.examples, answer.predictions, strict=True):
@@ -242,17 +246,7 @@ def _token_classification(models: Models, request: TaggingRequest) -> shapes.Que
                     if tag not in ignored
                 ]
             else:
-                groups = [
-                    {
-                        "entity_group": e.type,
-                        "score": e.score,
-                        "word": e.text,
-                        "start": e.start,
-                        "end": e.end,
-                    }
-                    for e in prediction.entities
-                    if e.type not in ignored
-                ]
+                groups = [group(each) for each in prediction.entities if each.type not in ignored]
             answers.append(groups)
         return answers
 

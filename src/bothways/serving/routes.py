@@ -67,11 +67,7 @@ ERROR: Schema = {
     "required": ["error", "error_type"],
 }
 """The schema of an answer that is an error."""
-_SECONDS = {
-    "description": "seconds",
-    "required": True,
-    "schema": {"type": "integer", "minimum": 0},
-}
+_SECONDS = {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}}
 RESPONSES = {
     str(status): {
         "description": ", ".join(code for code in CODES if STATUS[code] == status),

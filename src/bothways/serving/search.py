@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -118,15 +118,11 @@ class SearchRequest(shapes.TruncatedRequest):
     """Queries, as `bothways search` reads them."""
 
     query: shapes.TextList
-    index: Annotated[shapes.Text, Field(description="with a single index it may be absent")] | (
-        None
-    ) = None
+    index: shapes.Text | None = Field(None, description="with a single index it may be absent")
     top: shapes.Count = 10
     mode: Mode = "vectors"
     exact: shapes.Flag = False
-    rerank: Annotated[shapes.Text, Field(description="a served model of the task rerank")] | (
-        None
-    ) = None
+    rerank: shapes.Text | None = Field(None, description="a served model of the task rerank")
     depth: shapes.Count = DEPTH
 
 

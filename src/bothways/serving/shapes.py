@@ -52,6 +52,7 @@ from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddi
 from bothways.tasks.sentence_embedding.vectors import quantize
 
 Schema = dict[str, Any]
+T = TypeVar("T")
 R = TypeVar("R", bound="Fields")
 
 
@@ -97,15 +98,13 @@ Whole = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
 BOUNDED = BeforeValidator(bounded)
 """Of a value that may be a list, one item for each input."""
-NOT_EMPTY = Field(json_schema_extra={"minItems": 1})
-"""Of a list: the document excludes an empty one, which has an error of its own, `empty`."""
+NonEmpty = Annotated[list[T], Field(json_schema_extra={"minItems": 1})]
+"""A list; the document excludes an empty one, which has an error of its own, `empty`."""
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2), AfterValidator(tuple)]
 Row = Text | Pair | dict[str, Any]
 AN_INPUT = must_be("a text, a list of two texts, or an object with columns")
 Input = Annotated[Row, AN_INPUT]
-Texts = Annotated[
-    Text | Annotated[list[Text], NOT_EMPTY], must_be("a text or a list of texts"), BOUNDED
-]
+Texts = Annotated[Text | NonEmpty[Text], must_be("a text or a list of texts"), BOUNDED]
 TextList = Annotated[
     Texts, AfterValidator(lambda texts: texts if isinstance(texts, list) else [texts])
 ]
@@ -146,18 +145,16 @@ class Fields(BaseModel):
 class RequestBody(Fields):
     """Fields of every request."""
 
-    model: Annotated[Text, Field(description="with a single model any name will do")] | None = None
+    model: Text | None = Field(None, description="with a single model any name will do")
 
 
 class Truncation(Fields):
     """Treatment of texts that are longer than the model reads."""
 
-    truncate: Annotated[Flag, Field(description="false: a text that is too long is an error")] = (
-        True
+    truncate: Flag = Field(True, description="false: a text that is too long is an error")
+    truncation_direction: Literal["right", "Right"] = Field(
+        "right", description="long texts lose their end"
     )
-    truncation_direction: Annotated[
-        Literal["right", "Right"], Field(description="long texts lose their end")
-    ] = "right"
 
 
 class TruncatedRequest(RequestBody, Truncation):
@@ -367,19 +364,12 @@ class VectorRequest(TruncatedRequest):
     """Fields of a request for vectors."""
 
     dimensions: Count | None = None
-    output_dtype: Annotated[
-        Literal["float", "int8", "uint8", "binary", "ubinary"],
-        Field(description="as `precision` of sentence-transformers"),
-    ] = "float"
-    ranges: (
-        Annotated[
-            list[list[float]],
-            Field(
-                description="for int8, uint8: the lowest and the highest value of each component"
-            ),
-        ]
-        | None
-    ) = None
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] = Field(
+        "float", description="as `precision` of sentence-transformers"
+    )
+    ranges: list[list[float]] | None = Field(
+        None, description="for int8, uint8: the lowest and the highest value of each component"
+    )
     prompt_name: Prompt | None = None
 
 
