@@ -326,7 +326,9 @@ class PredictRequest(shapes.TruncatedRequest):
         ),
         shapes.BOUNDED,
     ]
-    raw_scores: shapes.Flag = Field(False, description="true: logits, of models of one score")
+    raw_scores: shapes.Flag = Field(
+        default=False, description="true: logits, of models of one score"
+    )
 
 
 def predict(models: Models, request: PredictRequest) -> shapes.Query:

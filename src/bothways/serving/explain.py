@@ -42,12 +42,12 @@ class ExplainRequest(RequestBody):
 
     method: Literal["leave_one_out", "attention", "masked_lm"]
     inputs: Input
-    label: Text | None = Field(None, description="the class or the tag")
-    word: Whole = Field(0, description="whose tag, from 0")
-    layer: Count | None = Field(None, description="absent: the last")
-    rate: float = Field(0.15, description="share of masked tokens", strict=True, gt=0, le=1)
+    label: Text | None = Field(default=None, description="the class or the tag")
+    word: Whole = Field(default=0, description="whose tag, from 0")
+    layer: Count | None = Field(default=None, description="absent: the last")
+    rate: float = Field(default=0.15, description="share of masked tokens", strict=True, gt=0, le=1)
     unit: Literal["tokens", "whole_words", "ngrams", "spans"] = "tokens"
-    draw: Whole = Field(0, description="number of the draw of the masks")
+    draw: Whole = Field(default=0, description="number of the draw of the masks")
 
 
 class WordEffect(TypedDict):

@@ -71,9 +71,9 @@ class AnswerParameters(shapes.Truncation):
 
     top_k: shapes.Count = 1
     # The scores of all spans are a table of tokens times this length.
-    max_answer_len: shapes.Count | None = Field(None, le=512, description="in tokens")
+    max_answer_len: shapes.Count | None = Field(default=None, le=512, description="in tokens")
     handle_impossible_answer: shapes.Flag | None = Field(
-        None, description="whether no answer is one; absent: as trained"
+        default=None, description="whether no answer is one; absent: as trained"
     )
 
 

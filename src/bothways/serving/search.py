@@ -118,11 +118,15 @@ class SearchRequest(shapes.TruncatedRequest):
     """Queries, as `bothways search` reads them."""
 
     query: shapes.TextList
-    index: shapes.Text | None = Field(None, description="with a single index it may be absent")
+    index: shapes.Text | None = Field(
+        default=None, description="with a single index it may be absent"
+    )
     top: shapes.Count = 10
     mode: Mode = "vectors"
     exact: shapes.Flag = False
-    rerank: shapes.Text | None = Field(None, description="a served model of the task rerank")
+    rerank: shapes.Text | None = Field(
+        default=None, description="a served model of the task rerank"
+    )
     depth: shapes.Count = DEPTH
 
 

@@ -145,15 +145,15 @@ class Fields(BaseModel):
 class RequestBody(Fields):
     """Fields of every request."""
 
-    model: Text | None = Field(None, description="with a single model any name will do")
+    model: Text | None = Field(default=None, description="with a single model any name will do")
 
 
 class Truncation(Fields):
     """Treatment of texts that are longer than the model reads."""
 
-    truncate: Flag = Field(True, description="false: a text that is too long is an error")
+    truncate: Flag = Field(default=True, description="false: a text that is too long is an error")
     truncation_direction: Literal["right", "Right"] = Field(
-        "right", description="long texts lose their end"
+        default="right", description="long texts lose their end"
     )
 
 
@@ -365,10 +365,11 @@ class VectorRequest(TruncatedRequest):
 
     dimensions: Count | None = None
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] = Field(
-        "float", description="as `precision` of sentence-transformers"
+        default="float", description="as `precision` of sentence-transformers"
     )
     ranges: list[list[float]] | None = Field(
-        None, description="for int8, uint8: the lowest and the highest value of each component"
+        default=None,
+        description="for int8, uint8: the lowest and the highest value of each component",
     )
     prompt_name: Prompt | None = None
 
