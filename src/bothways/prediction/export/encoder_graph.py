@@ -232,23 +232,12 @@ class EncoderGraph:
 
     def finish(self) -> onnx.ModelProto:
         """Return the model, with inputs in int64, and the kind of its head as a note."""
-        graph = helper.make_graph(
-            self._nodes,
-            "bothways",
-            [
-                helper.make_tensor_value_info(n, TensorProto.INT64, a)
-                for n, a in self.inputs.items()
-            ],
-            self._outputs,
-            [*self._constants.values()],
-        )
-        model = helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-            producer_name="bothways",
-            producer_version=__version__,
-        )
+        axes, constants = self.inputs.items(), [*self._constants.values()]
+        inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, a) for n, a in axes]
+        graph = helper.make_graph(self._nodes, "bothways", inputs, self._outputs, constants)
+        versions = {"opset_imports": [helper.make_opsetid("", OPSET)], "ir_version": IR_VERSION}
+        producer = {"producer_name": "bothways", "producer_version": __version__}
+        model = helper.make_model(graph, **versions, **producer)
         helper.set_model_props(model, {HEAD: self.exported.head})
         return model
 

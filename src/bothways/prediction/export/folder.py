@@ -320,11 +320,8 @@ def write_export(
             reports[runtime] = report
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
-        sizes = {
-            str(path.relative_to(hidden)): path.stat().st_size
-            for name in ("onnx", "openvino")
-            for path in sorted((hidden / name).glob("*"))
-        }
+        files = [*sorted(hidden.glob("onnx/*")), *sorted(hidden.glob("openvino/*"))]
+        sizes = {str(file.relative_to(hidden)): file.stat().st_size for file in files}
     return ExportResult(target, task_model.task.name, tuple(comparisons), reports, sizes)
 
 
@@ -395,12 +392,9 @@ def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> 
     try:
         # A scale for each output, in 7 bits: 8 would overflow 16-bit sums where a processor has
         # no instruction for products of bytes.
+        source, target = hidden / ONNX["fp32"], hidden / ONNX["int8"]
         quantize_dynamic(
-            hidden / ONNX["fp32"],
-            hidden / ONNX["int8"],
-            per_channel=True,
-            reduce_range=True,
-            weight_type=QuantType.QInt8,
+            source, target, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8
         )
     finally:
         logger.setLevel(level)

@@ -388,12 +388,8 @@ class Index:
                 fused = dict[int, float]()
                 for position, (_, row) in itertools.chain(*(enumerate(x, 1) for x in lists)):
                     fused[row] = fused.get(row, 0.0) + 1 / (FUSED + position)
-                ids = self.ids
-                best = sorted(
-                    ((score, row) for row, score in fused.items()),
-                    key=lambda pair: (pair[0], ids[pair[1]]),
-                    reverse=True,
-                )
+                ids, sums = self.ids, ((score, row) for row, score in fused.items())
+                best = sorted(sums, key=lambda pair: (pair[0], ids[pair[1]]), reverse=True)
             texts = self.texts([row for _, row in best[: count if reranker else k]])
             named = zip(best, texts, strict=False)
             ranked = [Hit(self.ids[row].decode(), score, text) for (score, row), text in named]
