@@ -302,16 +302,13 @@ _TextOrPair = Annotated[list[shapes.Text], Field(min_length=1, max_length=2)]
 
 def _read_pairs(value: Any) -> Any:
     """Read lists of one text or two as texts and pairs; a list of texts alone is one input."""
-    match value:
-        case str() | []:
-            return value
-        case [str(text)]:
-            return text
-        case [str(), str()]:
-            return tuple(value)
-        case _ if all(isinstance(item, str) for item in value):
-            raise ValueError("a list of texts that is neither a text nor a pair")
-    return [_read_pairs(item) for item in value]
+    if isinstance(value, str) or not value:
+        return value
+    if not all(isinstance(item, str) for item in value):
+        return [_read_pairs(item) for item in value]
+    if len(value) > 2:
+        raise ValueError("a list of texts that is neither a text nor a pair")
+    return tuple(value) if len(value) == 2 else value[0]
 
 
 class PredictRequest(shapes.TruncatedRequest):
