@@ -62,10 +62,8 @@ def test_a_head_with_a_matrix_of_its_own_is_computed(head, precision):
     """A folder with "tie_word_embeddings": false."""
     torch.manual_seed(1)
     causal = isinstance(head, NextTokenHead)
-    patterns = (Causal() if causal else Full(),)
-    config = replace(
-        preset("bert-tiny"), vocab=40, readout=Readout(output="own"), patterns=patterns
-    )
+    patterns, own = (Causal() if causal else Full(),), Readout(output="own")
+    config = replace(preset("bert-tiny"), vocab=40, readout=own, patterns=patterns)
     model, ids = Model(config, (head,)).eval(), torch.randint(40, (12,))
     batch = Batch(ids, torch.zeros_like(ids), Layout.of([9, 3]))
     ready = prepare_model(model, precision, batch_invariant=True)

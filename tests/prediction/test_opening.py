@@ -47,9 +47,7 @@ def changed(place: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> 
 
 
 def without(*prefixes: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda tensors: {
-        name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)
-    }
+    return lambda tensors: {n: x for n, x in tensors.items() if not n.startswith(prefixes)}
 
 
 def with_three(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,7 @@ from bothways.tasks.text_task import TextExample
 from commands import run_line
 from toy_folder import make_examples, make_folder, save_classifier, write_tsv
 
-pytestmark = pytest.mark.skipif(
-    not has_int8(torch.device("cpu")), reason="this processor does not multiply int8"
-)
+pytestmark = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="no int8 here")
 TEXTS = [example.text for example in make_examples(30, 5)]
 
 

@@ -51,14 +51,8 @@ def embed(texts: Iterable[str]) -> np.ndarray:
     return np.stack([*map(vector_of, texts)])
 
 
-def add(
-    folder: Path,
-    documents: Mapping[str, str],
-    delete: Any = (),
-    record: Any = RECORD,
-    **options: Any,
-) -> Index:
-    return change_index(folder, record, documents.items(), embed, SILENT, delete=delete, **options)
+def add(folder: Path, texts: Any, delete: Any = (), record: Any = RECORD, **options: Any) -> Index:
+    return change_index(folder, record, texts.items(), embed, SILENT, delete=delete, **options)
 
 
 def found(index: Index, query: str, k: int = 5, **options: Any) -> list[Hit]:

@@ -5,6 +5,7 @@ import operator
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,9 +23,7 @@ from toy_predictors import predictor
 
 NAMES = ("classify", "label", "regress", "tag", "fill", "embed", "answer", "likelihood", "choice")
 PAGE = importlib.resources.files("bothways.serving") / "page"
-SCRIPTS = sorted(
-    path.split("/")[-1].removesuffix(".js") for path in pages() if path.endswith(".js")
-)
+SCRIPTS = sorted(Path(path).stem for path in pages() if path.endswith(".js"))
 TEXT = "a good film was bad"
 FORBIDDEN = (
     "innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "Function(",

@@ -300,9 +300,9 @@ def test_the_command(classifier, data, tmp_path, capsys):
     assert "onnxruntime: differs by" in said
     assert "int8 loses" in said
     onnxruntime = ("--runtime", "onnxruntime")
-    assert json.loads(run("evaluate", out, data, "--json", *onnxruntime)) == pytest.approx(
-        json.loads(run("evaluate", classifier, data, "--json"))
-    )
+    expected = json.loads(run("evaluate", classifier, data, "--json"))
+    actual = json.loads(run("evaluate", out, data, "--json", *onnxruntime))
+    assert actual == pytest.approx(expected)
     both = run("evaluate", out, data, "--precision", "int8", "--limit", 100, *onnxruntime)
     assert "int8 loses" in both
     (tmp_path / "texts.txt").write_text("a good film\n", encoding="utf8")
