@@ -44,7 +44,7 @@ from typing_extensions import TypedDict
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import Limits, RequestError
 from bothways.serving.models import Models, ServedModel, request_errors
-from bothways.tasks import predictions
+from bothways.tasks import predictions as p
 from bothways.tasks.base import EncodedExample, did_you_mean
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.metrics import sigmoid
@@ -242,7 +242,7 @@ def build_schema(annotation: Any, definitions: dict[str, Schema]) -> Schema:
 
 
 PREDICTIONS: dict[str, Schema] = {
-    kind: predictions.json_schema(predictions.prediction_type(task))
+    kind: p.json_schema(p.prediction_type(task))
     for kind, task in ALL_TASKS.items()
     if kind not in ("embed", "rerank")
 }
@@ -440,16 +440,9 @@ def own(kind: str) -> Route:
     return Route(OwnRequest, read, Annotated[Any, WithJsonSchema(answers)], summary, (kind,))
 
 
+_SCORED = p.ClassPrediction | p.MultilabelPrediction | p.ScorePrediction | p.RankPrediction
 CLASSIFIERS = tuple(
-    kind
-    for kind, task in ALL_TASKS.items()
-    if issubclass(
-        predictions.prediction_type(task),
-        predictions.ClassPrediction
-        | predictions.MultilabelPrediction
-        | predictions.ScorePrediction
-        | predictions.RankPrediction,
-    )
+    kind for kind, task in ALL_TASKS.items() if issubclass(p.prediction_type(task), _SCORED)
 )
 """The tasks whose predictions `label_scores` writes."""
 
@@ -467,9 +460,9 @@ def label_scores(answer: Answer, *, raw: bool = False) -> list[list[LabelScore]]
     results = list[list[LabelScore]]()
     for prediction in answer.predictions:
         match prediction:
-            case predictions.RankPrediction(logits=(logit,)):
+            case p.RankPrediction(logits=(logit,)):
                 scores = {name: logit if raw else float(sigmoid(np.array([logit]))[0])}
-            case predictions.ScorePrediction(score=score):
+            case p.ScorePrediction(score=score):
                 scores = {name: score}
             case _:
                 scores = prediction.probabilities
