@@ -133,10 +133,8 @@ def explain(models: Models, request: ExplainRequest) -> Query | TrainedInput:
 
 
 _UNITS: dict[str, masking.Unit] = {
-    "tokens": masking.SingleTokens(),
-    "whole_words": masking.WholeWords(),
-    "ngrams": masking.NGrams(),
-    "spans": masking.Spans(),
+    unit.kind: unit
+    for unit in (masking.SingleTokens(), masking.WholeWords(), masking.NGrams(), masking.Spans())
 }
 
 
