@@ -306,7 +306,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     """
     from bothways.data.manifest import holds_corpus
     from bothways.prediction.analysis import evaluation
-    from bothways.prediction.predictor import open_task
+    from bothways.prediction.predictor import Predictor, open_task
     from bothways.prediction.search import evaluation as retrieval
 
     _require_choices(precision, runtime)
@@ -328,9 +328,12 @@ def evaluate(  # noqa: PLR0913 – one option per question
             if data is not None:
                 fix = "Leave one of the two out."
                 raise ConfigError(f"is given in addition to {blimp}", where=str(data), fix=fix)
-            return evaluation.score_pairs(
-                folder, local_path(blimp), nest(settings), length, device, precision, reporter
-            )
+            task_model = evaluation.open_pairs(folder, nest(settings), length=length, device=device)
+            suite, predictor = local_path(blimp), Predictor(task_model, precision)
+            scores = evaluation.evaluate_suite(predictor, suite, reporter)
+            metrics = {"accuracy": scores.accuracy, "mean": scores.mean}
+            title = f"{folder} on {suite}, {scores.variant}"
+            return evaluation.Evaluation(title, metrics, pairs=scores)
         if isinstance(data, str | Path) and holds_corpus(str(data)):
             from bothways.data.corpus import Corpus
             from bothways.pretraining.evaluation import evaluate_on_corpus

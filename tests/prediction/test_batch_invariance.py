@@ -25,6 +25,14 @@ from toy_predictors import TASKS, predictor
 OVER_THE_VOCABULARY = {"fill", "likelihood"}
 
 
+@pytest.fixture(params=["fp32", "bf16", "int8"])
+def precision(request, processor) -> str:
+    """A precision that this processor multiplies in."""
+    if request.param == "bf16" and not library.multiplies("bf16"):
+        pytest.skip("no products in bf16 here")
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("place") / "bert", max_position_embeddings=600)
@@ -33,41 +41,29 @@ def folder(tmp_path_factory) -> Path:
 def outputs_differ(ready: Predictor, inputs: list[object]) -> list[bool]:
     """For each sequence, whether its output alone differs from that in the company of all."""
     examples = [read_input(ready.task_model, item, 1) for item in inputs]
-    sequences = [
-        sequence for item in ready.task_model.encode(examples) for sequence in item.sequences
-    ]
+    encoded = ready.task_model.encode(examples)
+    sequences = [sequence for item in encoded for sequence in item.sequences]
     together = predict_sequences(ready.task_model, sequences)
     alone = [predict_sequences(ready.task_model, [sequence])[0] for sequence in sequences]
     return [not np.array_equal(*pair) for pair in zip(alone, together, strict=True)]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - OVER_THE_VOCABULARY))
-@pytest.mark.usefixtures("processor")
 def test_outputs_are_the_same_bits_in_any_company(folder, name, precision):
-    if precision == "bf16" and not library.multiplies("bf16"):
-        pytest.skip("no products in bf16 here")
     ready = predictor(folder, name, precision, batch_invariant=True)
     assert isinstance(ready.task_model.model, PreparedModel)
     assert ready.task_model.model.batch_invariant
     assert not any(outputs_differ(ready, TASKS[name][1]))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"], indirect=True)
 @pytest.mark.parametrize("head", [MaskedHead(), NextTokenHead()], ids=["masked", "causal"])
-@pytest.mark.usefixtures("processor")
 def test_a_head_with_a_matrix_of_its_own_is_computed(head, precision):
     """A folder with "tie_word_embeddings": false."""
-    if precision == "bf16" and not library.multiplies("bf16"):
-        pytest.skip("no products in bf16 here")
     torch.manual_seed(1)
     causal = isinstance(head, NextTokenHead)
-    config = replace(
-        preset("bert-tiny"),
-        vocab=40,
-        readout=Readout(output="own"),
-        patterns=(Causal() if causal else Full(),),
-    )
+    patterns, own = (Causal() if causal else Full(),), Readout(output="own")
+    config = replace(preset("bert-tiny"), vocab=40, readout=own, patterns=patterns)
     model, ids = Model(config, (head,)).eval(), torch.randint(40, (12,))
     batch = Batch(ids, torch.zeros_like(ids), Layout.of([9, 3]))
     ready = prepare_model(model, precision, batch_invariant=True)
@@ -79,12 +75,8 @@ def test_a_head_with_a_matrix_of_its_own_is_computed(head, precision):
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-@pytest.mark.usefixtures("processor")
 def test_narrow_embeddings_are_projected_alike_in_any_company(precision):
     """As ELECTRA's small sizes have them."""
-    if precision == "bf16" and not library.multiplies("bf16"):
-        pytest.skip("no products in bf16 here")
     torch.manual_seed(0)
     model = Model(replace(preset("bert-tiny"), embedding=48, initial_range=0.3), ()).eval()
     ready, lengths = prepare_model(model, precision, batch_invariant=True), [64, 65, 15, 16, 3]

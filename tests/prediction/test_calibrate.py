@@ -22,10 +22,9 @@ TEXTS = [example.text for example in make_examples(400, 5)]
 def classifier(folder: Path, problem: Any, **extra: Any) -> Path:
     """A folder with a random head that is too sure."""
 
-    @torch.no_grad()
     def sharpen(model):
-        model.heads["labels"].dense.weight.mul_(40)
-        model.heads["labels"].dense.bias.copy_(torch.tensor([0.5, -0.5, 1.0]))
+        model.heads["labels"].dense.weight.data.mul_(40)
+        model.heads["labels"].dense.bias.data = torch.tensor([0.5, -0.5, 1.0])
 
     bert, record = make_folder(folder / "bert"), {"problem": problem, "extra": extra}
     return save_classifier(folder / "own", bert, LABELS, change=sharpen, **record)
@@ -75,9 +74,7 @@ def test_transformers_and_an_export_have_the_same_probabilities(done, tmp_path):
     exported = bothways.load(tmp_path / "graph", runtime="onnxruntime")(TEXTS[:8])
     assert [item.label_set for item in exported] == [item.label_set for item in expected]
     for ours, graph in zip(expected, exported, strict=True):
-        assert [*graph.probabilities.values()] == pytest.approx(
-            [*ours.probabilities.values()], abs=1e-5
-        )
+        assert graph.probabilities == pytest.approx(dict(ours.probabilities), abs=1e-5)
 
 
 def test_sets_hold_the_right_label_as_often_as_asked(model, rows, done):
@@ -86,9 +83,8 @@ def test_sets_hold_the_right_label_as_often_as_asked(model, rows, done):
     assert 1 < metrics["set_size"] < 3
     prediction = bothways.load(done.folder)(TEXTS[0])
     chances = prediction.probabilities
-    expected = sorted(
-        (n for n in LABELS if chances[n] >= done.set_threshold), key=lambda n: -chances[n]
-    )
+    likely = (name for name in LABELS if chances[name] >= done.set_threshold)
+    expected = sorted(likely, key=lambda name: -chances[name])
     assert prediction.label_set == tuple(expected)
     assert prediction.to_json()["label_set"] == expected
     assert "label_set" not in bothways.load(model)(TEXTS[0]).to_json()
@@ -176,10 +172,9 @@ def test_data_that_cannot_calibrate_is_refused(model, rows, done, tmp_path):
     refused(rows[:9], DataError)
     refused([{**row, "label": "new"} for row in enough], DataError)
     refused([{"text": row["text"]} for row in enough], DataError)
+    unlabelled = [*rows[:12], {**rows[12], "label": None}]
     with pytest.raises(DataError) as missing:
-        bothways.calibrate(
-            model, [*rows[:12], {**rows[12], "label": None}], tmp_path / "new", progress=False
-        )
+        bothways.calibrate(model, unlabelled, tmp_path / "new", progress=False)
     assert missing.value.where == "input 13"
     refused(enough, ConfigError, error=1.5)
     refused(enough, ConfigError, error=0.001)
@@ -189,9 +184,8 @@ def test_data_that_cannot_calibrate_is_refused(model, rows, done, tmp_path):
     with pytest.raises(BothwaysError):
         bothways.calibrate(model, enough, model, progress=False)
     sha = done.record["data"]["sha256"]
-    trained = classifier(
-        tmp_path / "trained", "single_label_classification", data={"train": {"sha256": sha}}
-    )
+    source = {"train": {"sha256": sha}}
+    trained = classifier(tmp_path / "trained", "single_label_classification", data=source)
     refused(rows, DataError, source=trained)
     for data_rows, expected in ((rows, True), (rows[1:], False)):
         heard = Heard()

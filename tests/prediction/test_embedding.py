@@ -1,24 +1,23 @@
 """All layers in one pass, files of vectors, and the commands for tasks that need no training, as one types them."""
 
 import io
+import itertools
 import json
 import os
 import random
-import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pyarrow import parquet
 
-from bothways.core import progress
 from bothways.core.errors import BothwaysError, DataError
 from bothways.prediction.analysis import evaluation
-from bothways.prediction.analysis.evaluation import POOLINGS, Cell, Sweep, sweep_layers
+from bothways.prediction.analysis.evaluation import POOLINGS, sweep_layers
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.sentence_embedding.task import save_sentence_encoder
-from bothways.tasks.sentence_embedding.vectors import Correlation
 from bothways.tasks.text_task import TextExample
 from commands import run_line
 from toy_folder import FILLERS, make_folder
@@ -33,9 +32,8 @@ def place(tmp_path_factory) -> Path:
     """A folder with a pre-trained model, texts, and scored pairs."""
     folder, draw = tmp_path_factory.mktemp("place"), random.Random(3)
     make_folder(folder / "bert")
-    (folder / "texts.txt").write_text(
-        "".join(f"{make_text(draw)}\n" for _ in range(30)) + "\n" + "film " * 60 + "\n"
-    )
+    texts = [*(make_text(draw) for _ in range(30)), "", "film " * 60]
+    (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts))
     rows = [
         f"{at}\t{make_text(draw)}\t{make_text(draw)}\t{draw.randrange(50) / 10}\n"
         for at in range(40)
@@ -45,9 +43,11 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def run(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> None:
+@pytest.fixture
+def run(place, monkeypatch) -> Callable[[str], None]:
+    """Run a command in the folder."""
     monkeypatch.chdir(place)
-    run_line(*line.split())
+    return lambda line: run_line(*line.split())
 
 
 def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place):
@@ -64,13 +64,13 @@ def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place):
     assert embed({"sentence1": texts[0], "sentence2": texts[1], "score": 3}).cosine is not None
 
 
-def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(place, monkeypatch, capsys):
+def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(place, run, capsys):
     embedder = open_task_model(str(place / "bert"), "embed")
     save_sentence_encoder(place / "encoder", embedder)
     (place / "encoder" / "bothways.json").unlink()  # as sentence-transformers would write it
-    run(monkeypatch, place, "evaluate encoder sts.tsv")
+    run("evaluate encoder sts.tsv")
     assert "encoder is a sentence encoder and is scored as embed" in capsys.readouterr().err
-    run(monkeypatch, place, "evaluate encoder sts.tsv --task embed")
+    run("evaluate encoder sts.tsv --task embed")
     assert "sentence encoder" not in capsys.readouterr().err
 
 
@@ -82,34 +82,24 @@ def test_one_pass_gives_what_each_embedding_gives(place, settings, monkeypatch):
     tally = PredictionCounts()
     found = sweep_layers(task, iter(examples), tally)
     assert (found.pairs, tally.examples, task.training) == (40, 40, False)
-    assert [(cell.layer, cell.pooling) for cell in found.cells] == [
-        (at, how) for at in range(3) for how in POOLINGS
-    ]
+    cells = [(cell.layer, cell.pooling) for cell in found.cells]
+    assert cells == [*itertools.product(range(3), POOLINGS)]
     for cell in found.cells:
         chosen = {**settings, "layers": [cell.layer], "pooling": cell.pooling}
         alone = open_task_model(str(place / "bert"), "embed", settings=chosen)
         assert vars(cell.correlation) == pytest.approx(evaluate_task(alone, examples), abs=1e-5)
-    assert found.cells[0].correlation.anisotropy == pytest.approx(
-        1
-    )  # [CLS] among the embeddings is the same for every text
+    # [CLS] among the embeddings is the same for every text.
+    assert found.cells[0].correlation.anisotropy == pytest.approx(1)
     highest = max(cell.correlation.spearman for cell in found.cells[1:])
     assert found.best.correlation.spearman == highest
     assert found.to_json()["best"]["spearman"] == highest
     assert len(found.to_json()["cells"]) == 9
 
 
-def test_the_best_is_that_of_the_highest_rank_correlation():
-    low, high = (
-        Cell(0, "cls", Correlation(0.9, 0.1, 0.0)),
-        Cell(1, "mean", Correlation(0.1, 0.9, 0.0)),
-    )
-    assert Sweep((low, high, Cell(2, "mean", high.correlation)), 2).best is high
-
-
-def test_files_hold_the_vectors_of_all_parts_in_order(place, monkeypatch):
+def test_files_hold_the_vectors_of_all_parts_in_order(place, run, monkeypatch):
     """From standard input, too, whose parts are gone when the file is complete."""
     for name in ("v.npy", "v.parquet", "v.jsonl"):
-        run(monkeypatch, place, f"embed bert texts.txt --rows 10 --out {name}")
+        run(f"embed bert texts.txt --rows 10 --out {name}")
     vectors = np.load(place / "v.npy", mmap_mode="r")
     assert (vectors.shape, vectors.dtype) == ((32, 32), np.float32)
     assert parquet.read_table(place / "v.parquet")["vector"].to_pylist() == vectors.tolist()
@@ -117,73 +107,67 @@ def test_files_hold_the_vectors_of_all_parts_in_order(place, monkeypatch):
     np.testing.assert_array_equal(np.array(rows, dtype=np.float32), vectors)
     piped = io.TextIOWrapper(io.BytesIO((place / "texts.txt").read_bytes()))
     monkeypatch.setattr("sys.stdin", piped)
-    run(monkeypatch, place, "embed bert - --rows 10 --out piped.npy")
+    run("embed bert - --rows 10 --out piped.npy")
     np.testing.assert_array_equal(np.load(place / "piped.npy"), vectors)
     reader, writer = os.pipe()
     os.write(writer, (place / "texts.txt").read_bytes())
     os.close(writer)
-    run(monkeypatch, place, f"embed bert /dev/fd/{reader} --rows 10 --out fifo.npy")  # <(command)
+    run(f"embed bert /dev/fd/{reader} --rows 10 --out fifo.npy")  # <(command)
     np.testing.assert_array_equal(np.load(place / "fifo.npy"), vectors)
     assert not [*place.glob(".*")]
 
 
-def test_files_that_cannot_be_embedded_are_named_and_leave_nothing(place, monkeypatch):
+def test_files_that_cannot_be_embedded_are_named_and_leave_nothing(place, run, monkeypatch):
     (place / "empty.txt").touch()
     with pytest.raises(DataError, match="holds no row") as caught:
-        run(monkeypatch, place, "embed bert empty.txt --out none.npy")
+        run("embed bert empty.txt --out none.npy")
     assert caught.value.where == "empty.txt"
     for text in ('{"a": 1}', '{"text": 3', "\x00\x01"):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         with pytest.raises(DataError) as caught:
-            run(monkeypatch, place, "embed bert - --text text --out none.npy")
+            run("embed bert - --text text --out none.npy")
         assert str(caught.value.where).startswith("standard input")
     assert not [*place.glob(".*"), *place.glob("none*")]
 
 
-def test_embed_writes_a_row_for_each_text(place, monkeypatch, capsys):
-    run(
-        monkeypatch,
-        place,
-        "embed bert texts.txt pooling=max layers=[-2,-1] combine=concat --out v.npy",
-    )
+def test_embed_writes_a_row_for_each_text(place, run, capsys):
+    run("embed bert texts.txt pooling=max layers=[-2,-1] combine=concat --out v.npy")
     said = capsys.readouterr().err
     assert "1 of 32 examples (3.1%) was longer than the model reads, and was cut" in said
     assert "32 rows in v.npy" in said
-    task = open_task_model(
-        "bert", "embed", settings=["pooling=max", "layers=[-2,-1]", "combine=concat"]
-    )
+    settings = ["pooling=max", "layers=[-2,-1]", "combine=concat"]
+    task = open_task_model("bert", "embed", settings=settings)
     texts = (place / "texts.txt").read_text().splitlines()
     expected = [prediction.vectors[0] for _, prediction in predict(task, map(TextExample, texts))]
     np.testing.assert_allclose(np.load(place / "v.npy"), np.stack(expected), atol=1e-6)
-    run(monkeypatch, place, "embed bert sts.tsv --text sentence2 --out v.parquet")
+    run("embed bert sts.tsv --text sentence2 --out v.parquet")
     assert parquet.read_table(place / "v.parquet").num_rows == 40
 
 
-def test_evaluate_shows_every_layer_and_names_the_best(place, monkeypatch, capsys):
-    run(monkeypatch, place, "evaluate bert sts.tsv --task embed --json")
+def test_evaluate_shows_every_layer_and_names_the_best(run, capsys):
+    run("evaluate bert sts.tsv --task embed --json")
     found = json.loads(capsys.readouterr().out)
     assert found["pairs"] == 40
-    run(monkeypatch, place, "evaluate bert sts.tsv --task embed")
+    run("evaluate bert sts.tsv --task embed")
     shown = capsys.readouterr().out
     (best,) = [line for line in shown.splitlines() if "best" in line]
     assert f"{found['best']['spearman']:.4f}" in best
     assert found["best"]["pooling"] in best
 
 
-def test_predict_does_every_task(place, monkeypatch, capsys):
-    run(monkeypatch, place, "predict bert masks.txt top=2 --task fill")
+def test_predict_does_every_task(place, run, monkeypatch, capsys):
+    run("predict bert masks.txt top=2 --task fill")
     one, two = map(json.loads, capsys.readouterr().out.splitlines())
     assert [len(mask) for mask in two["masks"]] == [2, 2]
     assert len(one["fillings"]) == 2
     assert "[MASK]" not in one["text"]
-    run(monkeypatch, place, "predict bert texts.txt --task likelihood")
+    run("predict bert texts.txt --task likelihood")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 32
-    assert rows[0]["log_likelihood"] == pytest.approx(
-        sum(log for _, log in rows[0]["tokens"]), rel=1e-4
-    )
+    total = sum(log for _, log in rows[0]["tokens"])
+    assert rows[0]["log_likelihood"] == pytest.approx(total, rel=1e-4)
     assert rows[30] == {"log_likelihood": 0.0, "pseudo_perplexity": None, "tokens": []}
-    run(monkeypatch, place, "evaluate bert texts.txt --task likelihood --json")
+    run("evaluate bert texts.txt --task likelihood --json")
     total = json.loads(capsys.readouterr().out)
     assert total["pll"] == pytest.approx(sum(row["log_likelihood"] for row in rows), rel=1e-4)
     assert (total["tokens"], total["texts"]) == (sum(len(row["tokens"]) for row in rows), 32)
@@ -191,16 +175,13 @@ def test_predict_does_every_task(place, monkeypatch, capsys):
     for verb, more in (("evaluate", "--json"), ("predict", "")):
         said = []
         for settings in ("", "variant=word_l2r"):
-            line = f"{verb} bert words.txt {settings} --task likelihood {more}"
-            run(monkeypatch, place, line)
+            run(f"{verb} bert words.txt {settings} --task likelihood {more}")
             said.append(json.loads(capsys.readouterr().out)["pseudo_perplexity"])
         assert said[0] != pytest.approx(said[1], rel=1e-3)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the film\na play\n")))
-    run(monkeypatch, place, "predict bert --task embed")
-    assert [len(json.loads(line)["vector"]) for line in capsys.readouterr().out.splitlines()] == [
-        32,
-        32,
-    ]
+    run("predict bert --task embed")
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(row["vector"]) for row in rows] == [32, 32]
 
 
 def test_encode_leaves_no_second_text_out(place):
@@ -231,17 +212,6 @@ def test_encode_leaves_no_second_text_out(place):
         ("evaluate bert texts.txt --task embed", r"texts\.txt"),
     ],
 )
-def test_mistakes_are_told(place, monkeypatch, words, message):
+def test_mistakes_are_told(run, words, message):
     with pytest.raises(BothwaysError, match=message):
-        run(monkeypatch, place, words)
-
-
-def test_progress_is_printed_as_lines_where_there_is_no_terminal(place, monkeypatch, capsys):
-    line = f"embed bert texts.txt --out {place / 'lines.npy'}"
-    run(monkeypatch, place, line)
-    assert "predicting:" not in capsys.readouterr().err  # shorter than ten seconds
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
-    run(monkeypatch, place, line)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert re.search(r"^predicting: \d+ rows, \d+% done", captured.err, re.MULTILINE)
+        run(words)

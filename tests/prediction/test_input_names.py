@@ -32,14 +32,10 @@ def folder_of(family: str, folder: Path, *names: str, head: Head = CLASSES) -> P
     """A random model that tells segments apart, with these names for what it reads."""
     saved(family, (head,), folder)
     file = folder / "tokenizer_config.json"
-    held = {**json.loads(file.read_text()), "model_input_names": list(names)}
-    file.write_text(
-        json.dumps(
-            held
-            if names
-            else {key: value for key, value in held.items() if key != "model_input_names"}
-        )
-    )
+    config = {**json.loads(file.read_text()), "model_input_names": list(names)}
+    if not names:
+        del config["model_input_names"]
+    file.write_text(json.dumps(config))
     return folder
 
 
@@ -86,14 +82,12 @@ def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(names, t
     task = fit_task(loaded.model, data, method, device="cpu").task_model
     record = {"task": configs.to_dict(task.task), "length": LENGTH}
     save_model(tmp_path / "model", task.model, tokenizer, labels=data.labels, extra=record)
-    assert json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())[
-        "model_input_names"
-    ] == list(names)
+    config = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    assert config["model_input_names"] == list(names)
     again = open_task_model(str(tmp_path / "model"), device="cpu")
     np.testing.assert_array_equal(ours(task, PAIR), ours(again, PAIR))
-    np.testing.assert_allclose(
-        ours(again, PAIR), theirs(tmp_path / "model", PAIR), rtol=0, atol=2e-5
-    )
+    expected = theirs(tmp_path / "model", PAIR)
+    np.testing.assert_allclose(ours(again, PAIR), expected, rtol=0, atol=2e-5)
 
 
 def test_a_tokenizer_that_is_written_again_lists_the_same(tmp_path):

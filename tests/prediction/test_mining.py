@@ -32,10 +32,8 @@ def index(model, tmp_path_factory) -> Any:
 
 def pairs(count: int) -> list[dict[str, Any]]:
     draw = np.random.default_rng(0)
-    return [
-        dict(zip(("anchor", "positive"), draw.choice(TEXTS, 2, False), strict=True))
-        for _ in range(count)
-    ]
+    drawn = (draw.choice(TEXTS, 2, False) for _ in range(count))
+    return [{"anchor": anchor, "positive": positive} for anchor, positive in drawn]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -60,9 +58,8 @@ def test_negatives_are_those_of_a_search_by_hand(settings, index, model, tmp_pat
         query, positives = row["anchor"], row["positive"]
         positives = [positives] if isinstance(positives, str) else positives
         assert (mined["anchor"], mined["positive"]) == (query, positives)
-        answers = {query, *positives} | (
-            {TEXTS[1], TEXTS[2], TEXTS[5]} if query == TEXTS[0] else set()
-        )
+        answers = {query, *positives}
+        answers |= {TEXTS[1], TEXTS[2], TEXTS[5]} if query == TEXTS[0] else set()
         scores = {text: float(vectors[query] @ vectors[text]) for text in TEXTS}
         lowest = min(scores[text] for text in positives)
         margin, absolute = settings.get("margin", 0.05), settings.get("absolute_margin")
@@ -179,14 +176,7 @@ def test_the_command_trains_what_it_mines(index, model, tmp_path, capsys):
         (pairs(2), {"out": "x.csv"}, ConfigError, "out"),
     ],
 )
-def test_what_cannot_be_mined_is_refused(
-    rows,
-    options,
-    error,
-    where,
-    index,
-    tmp_path,
-):
+def test_what_cannot_be_mined_is_refused(rows, options, error, where, index, tmp_path):
     out = tmp_path / options.pop("out", "out.jsonl")
     with pytest.raises(error) as caught:
         bothways.mine(rows, index, out, progress=False, **options)

@@ -25,9 +25,8 @@ def write_suite(folder: Path, seed: int = 0) -> dict[str, list[tuple[str, str]]]
     draw, suite = random.Random(seed), {}
     folder.mkdir()
     for name, term, count, opened in (("agreement", "a", 9, open), ("binding", "b", 7, gzip.open)):
-        suite[name] = [
-            (make_masked_text(draw, 7, 0), make_masked_text(draw, 7, 0)) for _ in range(count)
-        ]
+        texts = [make_masked_text(draw, 7, 0) for _ in range(2 * count)]
+        suite[name] = [*zip(texts[::2], texts[1::2], strict=True)]
         ending = ".gz" if opened is gzip.open else ""
         with opened(folder / f"{name}.jsonl{ending}", "wt") as file:
             for good, bad in suite[name]:
@@ -71,18 +70,12 @@ def scored(request, tmp_path_factory) -> tuple:
 def test_every_pair_is_scored_as_by_transformers(scored, tmp_path):
     folder, tokenizer, theirs, likelihood = scored
     suite = write_suite(tmp_path / "suite")
-    right = {
-        name: [
-            likelihood(theirs, pieces(tokenizer, a)) > likelihood(theirs, pieces(tokenizer, b))
-            for a, b in pairs
-        ]
-        for name, pairs in suite.items()
-    }
-    predictor = Predictor(open_pairs(folder, device="cpu"))
-    for pairs in suite.values():
-        for (a, b), found in zip(pairs, predictor(pairs), strict=True):
-            expected = [likelihood(theirs, pieces(tokenizer, text)) for text in (a, b)]
+    predictor, right = Predictor(open_pairs(folder, device="cpu")), dict[str, list[bool]]()
+    for name, pairs in suite.items():
+        for pair, found in zip(pairs, predictor(pairs), strict=True):
+            expected = [likelihood(theirs, pieces(tokenizer, text)) for text in pair]
             np.testing.assert_allclose([found.first, found.second], expected, rtol=1e-5, atol=1e-4)
+            right.setdefault(name, []).append(expected[0] > expected[1])
     found = evaluate_suite(predictor, tmp_path / "suite")
     values = found.to_json()
     accuracies = {name: sum(each) / len(each) for name, each in right.items()}

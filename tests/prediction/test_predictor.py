@@ -97,14 +97,10 @@ def test_tables_are_read_by_row(folder):
     classify, texts = predictor(folder, "classify"), TEXTS[:3]
     wanted = classify(texts)
     frame = pandas.DataFrame({"stars": [1.0, 2.0, None], "text": texts}, index=[4, 4, 9])
+    columns = pyarrow.array(texts), pyarrow.chunked_array([texts[:1], texts[1:]])
     for inputs in (
-        frame,
-        pyarrow.Table.from_pandas(frame),
-        pyarrow.array(texts),
-        pyarrow.chunked_array([texts[:1], texts[1:]]),
-        frame["text"],
-        np.array(texts),
-    ):
+        frame, pyarrow.Table.from_pandas(frame), *columns, frame["text"], np.array(texts),
+    ):  # fmt: skip
         assert classify(inputs) == wanted
         assert [prediction for _, prediction in classify.predict_examples(inputs)] == wanted
     assert classify(np.array([texts[:2]])) == [classify((texts[0], texts[1]))]
@@ -142,17 +138,12 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, 
         next(iter(bothways.predict(saved, frame, text="nothing", progress=False)))
     with pytest.raises(DataError, match=r"input 1: has no columns, .* text = 'other'"):
         next(iter(bothways.predict(saved, [("a good film", "it ends")], **named)))
-    for function in (
-        bothways.evaluate,
-        lambda *data, **options: [*bothways.predict(*data, **options)],
-    ):
+    for function in (bothways.evaluate, bothways.predict):
         with pytest.raises(ConfigError, match="unknown runtime 'jax'"):
             function(saved, frame, runtime="jax", **named)
     frame.to_csv(tmp_path / "rows.csv")
-    assert (
-        next(iter(bothways.predict(saved, tmp_path / "rows.csv", keep="gold", **named)))["gold"]
-        == found[0]
-    )
+    first = next(iter(bothways.predict(saved, tmp_path / "rows.csv", keep="gold", **named)))
+    assert first["gold"] == found[0]
 
 
 def test_rows_are_read_by_their_columns(folder):
@@ -177,16 +168,6 @@ def test_streams_are_lazy(folder):
     stream = predictor(folder, "classify").stream(inputs, PredictConfig(window=4))
     next(stream)
     assert taken == [0, 1, 2, 3]
-
-
-def test_encode_gives_an_array(folder):
-    embed = predictor(folder, "embed")
-    vectors = embed.encode(TEXTS)
-    assert vectors.shape == (len(TEXTS), 32)
-    np.testing.assert_allclose(embed.encode(TEXTS[3]), vectors[3], atol=1e-5)
-    assert embed.encode([]).shape == (0, 32)
-    with pytest.raises(ConfigError, match=r"encode is for the task 'embed', .* 'classify'"):
-        predictor(folder, "classify").encode(TEXTS)
 
 
 def test_inputs_of_another_shape_are_one_message(folder):
@@ -242,12 +223,3 @@ def test_predict_prints_the_most_probable_labels(folder, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert len(found["probabilities"]) == 2
     assert next(iter(found["probabilities"])) == found["label"]
-
-
-def test_settings_follow_the_model_where_texts_come_from_standard_input(
-    folder, monkeypatch, capsys
-):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the [MASK] was good\n")))
-    words = ["predict", str(folder), "--task", "fill", "top=3", "--device", "cpu"]
-    run_line(*words)
-    assert len(json.loads(capsys.readouterr().out)["masks"][0]) == 3

@@ -30,17 +30,9 @@ packs = pytest.mark.skipif(not packs_weights(CPU), reason="nothing is packed on 
 int8 = pytest.mark.skipif(not has_int8(CPU), reason="this processor does not multiply int8")
 pytestmark = pytest.mark.usefixtures("either_way")
 bf16 = pytest.mark.skipif(not BF16, reason="this processor does not multiply bf16")
-BOTH = pytest.mark.parametrize(
-    "precision", [pytest.param("fp32", marks=packs), pytest.param("int8", marks=int8)]
-)
-ALL = pytest.mark.parametrize(
-    "precision",
-    [
-        pytest.param("fp32", marks=packs),
-        pytest.param("bf16", marks=(packs, bf16)),
-        pytest.param("int8", marks=int8),
-    ],
-)
+FP32, INT8 = pytest.param("fp32", marks=packs), pytest.param("int8", marks=int8)
+BOTH = pytest.mark.parametrize("precision", [FP32, INT8])
+ALL = pytest.mark.parametrize("precision", [FP32, pytest.param("bf16", marks=(packs, bf16)), INT8])
 
 
 def made(precision: str) -> str:
@@ -77,17 +69,14 @@ def test_packed_weights_give_the_product(dtype, bias):
             found = packed(x)
             wanted = linear.to(dtype).double()(x.to(dtype).double())
         assert found.dtype == dtype
-        torch.testing.assert_close(
-            found.double(), wanted, rtol=1e-5 if dtype == torch.float32 else 8e-3, atol=1e-5
-        )
+        rtol = 1e-5 if dtype == torch.float32 else 8e-3
+        torch.testing.assert_close(found.double(), wanted, rtol=rtol, atol=1e-5)
 
 
 @packs
 def test_gradients_are_refused():
-    layer, x = (
-        prepared.layer_packer(CPU, torch.float32)(nn.Linear(8, 3)),
-        torch.ones(2, 8, requires_grad=True),
-    )
+    layer = prepared.layer_packer(CPU, torch.float32)(nn.Linear(8, 3))
+    x = torch.ones(2, 8, requires_grad=True)
     with pytest.raises(ConfigError, match=f"{made('fp32')} is for inference and has no gradients"):
         layer(x)
     with torch.no_grad():
@@ -107,10 +96,9 @@ def test_the_model_stays_and_all_else_is_shared(precision):
     result = prepare_model(model, precision)
     assert model.training
     assert not any(module.training for module in result.modules())
-    assert layers(model) == {"Linear": ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2}
-    assert layers(result) == {
-        made(precision): ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2
-    }
+    names = ["attention.qkv", "attention.out", "mlp.up", "mlp.down"] * 2
+    assert layers(model) == {"Linear": names}
+    assert layers(result) == {made(precision): names}
     kept = dict(model.named_parameters())
     assert all(parameter is kept[name] for name, parameter in result.named_parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -145,13 +133,9 @@ def test_every_preset_in_small_says_the_same(name, precision):
     """Of tokens, and of what the masked head reads, which disentangled attention makes with queries of its own."""
     base = preset(name)
     shrunk = replace(
-        base,
-        **SMALL,
-        embedding=base.embedding and 32,
-        patterns=base.patterns[:2],
-        key_value_heads=base.key_value_heads and 2,
-        initial_range=0.1,
-    )
+        base, **SMALL, embedding=base.embedding and 32, patterns=base.patterns[:2],
+        key_value_heads=base.key_value_heads and 2, initial_range=0.1,
+    )  # fmt: skip
     torch.manual_seed(7)
     model = Model(shrunk, (MaskedHead(),)).eval()
     for parameter in model.parameters():

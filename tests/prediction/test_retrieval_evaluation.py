@@ -148,9 +148,8 @@ def test_a_retrieval_task_of_mteb(tmp_path, model):
         )  # fmt: skip
 
         def load_data(self, **_: Any) -> None:
-            rows = [
-                {"id": name, "title": "", "text": text} for name, text in data.documents.items()
-            ]
+            texts = data.documents.items()
+            rows = [{"id": name, "title": "", "text": text} for name, text in texts]
             queries = [{"id": name, "text": text} for name, text in data.queries.items()]
             split = {
                 "corpus": Dataset.from_list(rows), "queries": Dataset.from_list(queries),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -29,13 +30,7 @@ from bothways.model.kernels.library import runs_on
 from bothways.prediction.search import change, ranking
 from bothways.prediction.search.change import change_index
 from bothways.prediction.search.index import Hit, Index, IndexRecord
-from bothways.prediction.search.ranking import (
-    BM25,
-    CodedVectors,
-    StoredVectors,
-    search_codes,
-    search_words,
-)
+from bothways.prediction.search.ranking import CodedVectors, StoredVectors, search_codes
 from bothways.tasks.sentence_embedding.vectors import top_k
 from heard_progress import Heard
 from toy_masked import make_masked
@@ -56,14 +51,8 @@ def embed(texts: Iterable[str]) -> np.ndarray:
     return np.stack([*map(vector_of, texts)])
 
 
-def add(
-    folder: Path,
-    documents: Mapping[str, str],
-    delete: Any = (),
-    record: Any = RECORD,
-    **options: Any,
-) -> Index:
-    return change_index(folder, record, documents.items(), embed, SILENT, delete=delete, **options)
+def add(folder: Path, texts: Any, delete: Any = (), record: Any = RECORD, **options: Any) -> Index:
+    return change_index(folder, record, texts.items(), embed, SILENT, delete=delete, **options)
 
 
 def found(index: Index, query: str, k: int = 5, **options: Any) -> list[Hit]:
@@ -73,10 +62,8 @@ def found(index: Index, query: str, k: int = 5, **options: Any) -> list[Hit]:
 def expected(documents: Mapping[str, str], query: str, k: int = 5) -> list[Hit]:
     """Hits by brute force in float64."""
     (vector,) = embed([query]).astype(float)
-    scores = {
-        name: float(np.float32((vector_of(text) * vector).sum()))
-        for name, text in documents.items()
-    }
+    products = {name: (vector_of(text) * vector).sum() for name, text in documents.items()}
+    scores = {name: float(np.float32(product)) for name, product in products.items()}
     order = sorted(scores, key=lambda name: (scores[name], name), reverse=True)[:k]
     return [Hit(name, scores[name], documents[name]) for name in order]
 
@@ -87,10 +74,8 @@ def test_an_index_that_changed_is_one_of_its_documents(tmp_path, seed, coded, mo
     monkeypatch.setattr(ranking, "CODED_ROWS", coded)
     draw, documents = random.Random(seed), dict[str, str]()
     for step in range(12):
-        new = {
-            f"d{draw.randrange(80)}": f"text {draw.randrange(40)}"
-            for _ in range(draw.choice([0, 3, 20]))
-        }
+        count = draw.choice([0, 3, 20])
+        new = {f"d{draw.randrange(80)}": f"text {draw.randrange(40)}" for _ in range(count)}
         delete = draw.sample(sorted(documents), min(len(documents), draw.choice([0, 2, 15])))
         index = add(tmp_path / "index", new, delete)
         documents = {name: text for name, text in documents.items() if name not in delete} | new
@@ -149,10 +134,8 @@ def test_codes_find_what_the_vectors_find_to_the_bit(sizes, width, lengths, k, s
     vectors, k = StoredVectors(parts, width, 0.0), min(k, int((~deleted).sum()))
     queries = rng.standard_normal((2, width)).astype(np.float32)
     wanted = top_k(queries, vectors, k, names=names, deleted=deleted)
-    for found_, expected_ in zip(
-        search_codes(queries, coded, vectors, k, names, deleted), wanted, strict=True
-    ):
-        assert found_.tolist() == expected_.tolist()
+    actual = search_codes(queries, coded, vectors, k, names, deleted)
+    assert [array.tolist() for array in actual] == [array.tolist() for array in wanted]
 
 
 @compiled
@@ -231,11 +214,8 @@ def test_a_killed_change_leaves_the_old_index_or_the_new_one(tmp_path):
             os._exit(0)
         _, status = os.waitpid(child, 0)
         index = Index(folder)
-        documents = {
-            name: text
-            for place in range(len(index.record.segments))
-            for name, text in index.documents(place)
-        }
+        segments = map(index.documents, range(len(index.record.segments)))
+        documents = dict(itertools.chain.from_iterable(segments))
         outcomes.append(documents == after)
         assert documents in (old, after)
         assert found(index, "text 25") == expected(documents, "text 25")
@@ -281,13 +261,10 @@ def test_queries_that_do_not_fit(tmp_path):
     assert add(tmp_path / "index", {}, ["a"]).nearest(embed(["x"]), 3)[0].shape == (1, 0)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "index.json", "vectors-1.npy", "codes-1.npy", "scales-1.npy", "ids-1.npy", "offsets-1.npy",
-        "texts-1.jsonl",
-    ],
-)  # fmt: skip
+FILES = "index.json texts-1.jsonl vectors-1.npy codes-1.npy scales-1.npy ids-1.npy offsets-1.npy"
+
+
+@pytest.mark.parametrize("name", FILES.split())
 @pytest.mark.parametrize("damage", ["gone", "cut", "noise"])
 def test_a_damaged_index_is_one_message(tmp_path, name, damage, monkeypatch):
     monkeypatch.setattr(ranking, "CODED_ROWS", 1)
@@ -298,9 +275,8 @@ def test_a_damaged_index_is_one_message(tmp_path, name, damage, monkeypatch):
         file.unlink()
     else:
         file.write_bytes(content[: len(content) // 2] if damage == "cut" else os.urandom(200))
-    with pytest.raises(
-        FolderError, match=r"the index is damaged|is not an index|is not JSON|is not UTF-8"
-    ):
+    message = r"the index is damaged|is not an index|is not JSON|is not UTF-8"
+    with pytest.raises(FolderError, match=message):
         found(Index(index.folder), "text 1", 9)
 
 
@@ -339,7 +315,7 @@ def test_a_record_with_impossible_values(tmp_path):
 
 def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces():
     bm25s = pytest.importorskip("bm25s")
-    assert search_words("The cats, 两只猫 of U2; a") == ["cats", "两", "只", "猫", "u2"]
+    assert ranking.search_words("The cats, 两只猫 of U2; a") == ["cats", "两", "只", "猫", "u2"]
     draw = random.Random(0)
     texts = [
         " ".join(draw.choices(["cat", "dog", "rain", "sun", "Paris", "the"], k=draw.randrange(9)))
@@ -347,11 +323,11 @@ def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces():
     ]
     reference = bm25s.BM25()
     reference.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
-    counted = BM25.of(texts)
+    scorer, names = ranking.count_words(texts), ranking.encode_ids(map(str, range(50)))
     for query in ("cat rain", "Paris, Paris sun", "the"):
         tokens = [token for token in query.lower().replace(",", "").split() if token != "the"]
         scores = reference.get_scores(tokens) if tokens else np.zeros(50, np.float32)
-        values, rows = counted.search(query, 50)
+        values, rows = ranking.search_by_words(scorer, query, 50, names)
         assert np.array_equal(np.sort(rows), np.flatnonzero(scores > 0))
         assert np.allclose(values, scores[rows])
         assert np.all(np.diff(values) <= 0)
@@ -387,15 +363,9 @@ def test_words_and_fused_ranks_of_a_changed_index(tmp_path):
     first = {f"d{n}": f"text {n} cat" for n in range(8)}
     add(tmp_path / "index", first, bm25=True)
     index = add(tmp_path / "index", {"d1": "a dog", "e": "dog and cat"}, ["d2"])
-    fresh = add(
-        tmp_path / "fresh",
-        {
-            **{n: t for n, t in first.items() if n not in ("d1", "d2")},
-            "d1": "a dog",
-            "e": "dog and cat",
-        },
-        bm25=True,
-    )
+    documents = first | {"d1": "a dog", "e": "dog and cat"}
+    del documents["d2"]
+    fresh = add(tmp_path / "fresh", documents, bm25=True)
     hits = found(index, "dog", mode="bm25")
     assert [hit.id for hit in hits] == ["d1", "e"]
     assert hits == found(fresh, "dog", mode="bm25")
@@ -435,10 +405,8 @@ def test_a_graph_finds_what_is_exact(tmp_path, monkeypatch):
     documents = {**documents, "new": "text 301"}
     del documents["d7"]
     assert found(index, "text 7", exact=True) == expected(documents, "text 7")
-    shared = [
-        len({*found(index, f"q{n}", 10)} & {*expected(documents, f"q{n}", 10)}) for n in range(20)
-    ]
-    assert np.mean(shared) > 9
+    hits = [({*found(index, q, 10)}, {*expected(documents, q, 10)}) for q in map(str, range(20))]
+    assert np.mean([len(actual & exact) for actual, exact in hits]) > 9
     # Of many equal texts a graph reaches some: the others are no hits, and none is one twice.
     equal = {"one": "text"} | {f"d{n:04}": f"text {n % 3}" for n in range(3000)}
     add(tmp_path / "equal", equal, graph=True)
@@ -489,15 +457,12 @@ def test_commands_and_functions_give_the_same(tmp_path, model, capsys, monkeypat
         app(["search", "index", "missing.txt"], result_action="return_value")
     embedder = bothways.load(model, "embed")
     texts = {"x": "A cat", "more.txt:1": "a cat", "more.txt:2": "the bird"}
-    cosines = embedder.similarity(
-        embedder.encode("the dog", prompt="the "),
-        embedder.encode(list(texts.values()), prompt="a "),
-    )
+    query = embedder.encode("the dog", prompt="the ")
+    cosines = embedder.similarity(query, embedder.encode(list(texts.values()), prompt="a "))
     assert max(cosines[0]) == pytest.approx(hits[0].score, abs=1e-5)
     assert hits[0].text == texts[hits[0].id]
-    assert bothways.search(
-        index, ["the dog"], 2, model=bothways.load(model, "embed", prompts=dict(query="the "))
-    ) == [hits]
+    prompting = bothways.load(model, "embed", prompts=dict(query="the "))
+    assert bothways.search(index, ["the dog"], 2, model=prompting) == [hits]
 
 
 def test_in_memory_of_an_open_predictor(tmp_path, model):

@@ -81,18 +81,22 @@ def test_other_tasks_have_the_words_that_fit(folder, embed):
     multilabel = predictor(folder, "label")
     assert multilabel.predict_proba(TEXTS).shape == (3, len(multilabel.classes_))
     answers = multilabel.predict(TEXTS)
-    assert multilabel.evaluate(TEXTS, answers) == multilabel.evaluate(
-        [{"text": text, "labels": [*labels]} for text, labels in zip(TEXTS, answers, strict=True)]
-    )
+    pairs = zip(TEXTS, answers, strict=True)
+    rows = [{"text": text, "labels": [*labels]} for text, labels in pairs]
+    assert multilabel.evaluate(TEXTS, answers) == multilabel.evaluate(rows)
     for method in ("predict", "predict_proba"):
         with pytest.raises(ConfigError, match=f"'embed' has no {method}"):
             getattr(embed, method)(TEXTS)
+    with pytest.raises(ConfigError, match=r"encode is for the task 'embed', .* 'tag'"):
+        tag.encode(TEXTS)
     assert not hasattr(embed, "classes_")
     assert not hasattr(regress, "classes_")
 
 
 def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     plain = embed.encode(TEXTS)
+    assert embed.encode(TEXTS[1]) == pytest.approx(plain[1], abs=1e-5)
+    assert embed.encode([]).shape == (0, plain.shape[1])
     unit = embed.encode(TEXTS, normalize_embeddings=True, batch_size=2)
     assert np.linalg.norm(unit, axis=1) == pytest.approx(np.ones(3))
     assert unit == pytest.approx(plain / np.linalg.norm(plain, axis=1, keepdims=True), abs=1e-6)
@@ -121,9 +125,8 @@ def test_similarity_is_the_function_of_the_folder(embed, folder):
         "euclidean": -np.linalg.norm(a - b, axis=1)[None],
         "manhattan": -np.abs(a - b).sum(1)[None],
     }.items():
-        other.task_model.model.kept = {
-            "config_sentence_transformers.json": {"similarity_fn_name": name}
-        }
+        config = {"similarity_fn_name": name}
+        other.task_model.model.kept = {"config_sentence_transformers.json": config}
         assert other.similarity(TEXTS[0], TEXTS) == pytest.approx(expected, abs=1e-5)
         many = np.ones((400, 100))
         tracemalloc.start()
@@ -182,10 +185,7 @@ def test_a_text_instead_of_a_precision_is_told_what_to_type(folder):
         ("to", lambda folder, out: bothways.export_model(folder, out, to=[])),
         ("runtime", lambda folder, out: bothways.load(folder, runtime="tensorrt")),
         ("precision", lambda folder, out: bothways.load(folder, precision="fp8")),
-        (
-            "boundary",
-            lambda folder, out: bothways.build_corpus(["t"], folder, out, boundary="page"),
-        ),
+        ("boundary", lambda folder, out: bothways.build_corpus(["t"], folder, out, boundary="x")),
         ("kind", lambda folder, out: bothways.train_tokenizer("t", kind="words")),
         ("recipe", lambda folder, out: bothways.finetune(folder, [], recipe="old")),
         ("task", lambda folder, out: bothways.load(folder, "fly")),
@@ -292,9 +292,8 @@ def test_labels_keep_their_type_and_a_pickle_its_predictions(kind, bert):
 def test_pairs_are_two_columns(bert):
     frame = pandas.DataFrame({"a": SENTENCES, "b": SENTENCES[::-1]})
     classifier = make(bert).fit(frame, LABELS)
-    assert classifier.predict([*zip(SENTENCES, SENTENCES[::-1], strict=True)]).tolist() == (
-        classifier.predict(frame).tolist()
-    )
+    pairs = [*zip(SENTENCES, SENTENCES[::-1], strict=True)]
+    assert classifier.predict(pairs).tolist() == classifier.predict(frame).tolist()
 
 
 def test_mistakes_are_those_of_scikit_learn_and_of_finetune(bert):

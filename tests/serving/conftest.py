@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from running_server import running
@@ -18,3 +19,9 @@ def folder(tmp_path_factory) -> Path:
 def url(application) -> Iterator[str]:
     with running(application) as url:
         yield url
+
+
+@pytest.fixture(scope="module")
+def client(url) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client

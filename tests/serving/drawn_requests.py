@@ -50,26 +50,18 @@ def test_requests_drawn_from_the_document(tmp_path):
         {name: predictor(folder, name) for name in TASKS}, limits=limits, playground=True
     )
     schemathesis.checks.load_all_checks()
-    names = (
-        "not_a_server_error",
-        "status_code_conformance",
-        "content_type_conformance",
-        "response_headers_conformance",
-        "response_schema_conformance",
-        "negative_data_rejection",
-    )
-    checks = schemathesis.checks.CHECKS.get_by_names(names)
+    names = """
+    not_a_server_error status_code_conformance content_type_conformance
+    response_headers_conformance response_schema_conformance negative_data_rejection
+    """
+    checks = schemathesis.checks.CHECKS.get_by_names(names.split())
     whole = document(application.models, guarded=False, playground=True)
     schema = schemathesis.openapi.from_dict(answers_are_strict(whole))
     answered: set[str] = set()
     drawn = settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
+        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
+        suppress_health_check=list(HealthCheck), phases=[Phase.generate],
+    )  # fmt: skip
     with running(application) as url:
         for operation in (found.ok() for found in schema.get_all_operations()):
             for mode in schemathesis.GenerationMode:
@@ -83,7 +75,5 @@ def test_requests_drawn_from_the_document(tmp_path):
                     case.validate_response(response, checks=checks)
 
                 drawn(given(operation.as_strategy(generation_mode=mode))(ask))()
-    routes = whole["paths"].items()
-    assert answered == {
-        f"{method.upper()} {path}" for path, methods in routes for method in methods
-    }
+    routes = [(path, method) for path, methods in whole["paths"].items() for method in methods]
+    assert answered == {f"{method.upper()} {path}" for path, method in routes}

@@ -27,18 +27,6 @@ from running_server import running
 from toy_folder import make_folder
 from toy_predictors import predictor
 
-NAMES = (
-    "classify",
-    "label",
-    "regress",
-    "choice",
-    "tag",
-    "answer",
-    "fill",
-    "likelihood",
-    "embed",
-    "rerank",
-)
 BROWSER, AXE = os.environ.get("BOTHWAYS_BROWSER"), os.environ.get("BOTHWAYS_AXE")
 pytestmark = pytest.mark.skipif(not BROWSER, reason="needs Chromium and playwright: make browser")
 if TYPE_CHECKING:
@@ -64,6 +52,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "rerank": {"text": "a film", "items": "was bad\na good film\nin rain"},
     "search:films": {"text": "in rain"},
 }
+NAMES = [*FIELDS][:-1]
 
 
 def expect(place: Any) -> LocatorAssertions:
@@ -150,13 +139,8 @@ def test_classify(show, application):
     page = settled(show(model="classify", text=TEXT))
     found = application.models.named("classify").predictor(TEXT)
     expect(page.locator(".headline")).to_have_text(found.label)
-    shown = dict(
-        zip(
-            page.locator(".bar-name").all_inner_texts(),
-            page.locator(".bar-value").all_inner_texts(),
-            strict=True,
-        )
-    )
+    names, values = (page.locator(f".bar-{part}").all_inner_texts() for part in ("name", "value"))
+    shown = dict(zip(names, values, strict=True))
     assert shown == {name: f"{100 * p:.1f} %" for name, p in found.probabilities.items()}
 
 
@@ -310,13 +294,10 @@ def test_snippets_run(show):
     page = settled(show(model="classify", tab="code", text=text))
     curl, python, answer = page.locator("pre").all_inner_texts()
     wanted = json.loads(answer)
-    done = subprocess.run(
-        [sys.executable, "-c", python], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == str(wanted)
+    done = subprocess.check_output([sys.executable, "-c", python], text=True)
+    assert done.strip() == str(wanted)
     if shutil.which("curl"):
-        done = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout) == wanted
+        assert json.loads(subprocess.check_output(["sh", "-c", curl])) == wanted
 
 
 # ---- hostile content ----

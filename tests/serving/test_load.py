@@ -90,10 +90,8 @@ def test_answers_under_load_are_those_of_the_predictor_to_the_bit(predictors):
     with running(application) as url:
         found = asyncio.run(ask_all(url))
     mixed = application.metrics.text().decode()
-    batches, sequences = (
-        float(mixed.split(f"bothways_batch_sequences_{name} ")[1].split()[0])
-        for name in ("count", "sum")
-    )
+    samples = [mixed.split(f"bothways_batch_sequences_{name} ")[1] for name in ("count", "sum")]
+    batches, sequences = (float(sample.split()[0]) for sample in samples)
     assert sequences > 1.5 * batches  # requests did share batches
     predict = functools.cache(lambda kind, item: predictors[kind](item))
     for (kind, inputs), answers in zip(calls, found, strict=True):
@@ -238,9 +236,8 @@ def test_deadlines_and_clients_that_leave_free_the_queue(predictors, gate):
         metrics = application.metrics.text().decode()
         assert 'route="/classify",status="499"} 1.0' in metrics
         assert "bothways_batch_tokens_count 2.0" in metrics  # the start, and the first request
-        wrong = httpx.post(
-            f"{url}/classify", json={"inputs": "a"}, headers={"x-request-timeout": "nan"}
-        )
+        never = {"x-request-timeout": "nan"}
+        wrong = httpx.post(f"{url}/classify", json={"inputs": "a"}, headers=never)
         assert wrong.status_code == 400
 
 

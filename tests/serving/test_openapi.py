@@ -81,12 +81,8 @@ def test_every_example_is_answered(url):
 
 
 KINDS: dict[str, Any] = {
-    "string": "a",
-    "integer": 7,
-    "boolean": True,
-    "array": [[[0]]],
-    "object": {"x": 0},
-}
+    "string": "a", "integer": 7, "boolean": True, "array": [[[0]]], "object": {"x": 0},
+}  # fmt: skip
 
 
 def types_of(schema: dict[str, Any]) -> set[str]:

@@ -148,15 +148,8 @@ def lines_of(command: list[Any], **more: Any) -> list[bytes]:
     return result.stdout.splitlines()
 
 
-CURL = [
-    [],
-    ["--http2"],
-    ["--http1.0"],
-    ["-H", "transfer-encoding: chunked"],
-    ["-H", "expect: 100-continue"],
-    ["-H", "content-encoding: identity"],
-    ["-H", "connection: close"],
-]
+HEADERS = ("transfer-encoding: chunked", "expect: 100-continue", "content-encoding: identity")
+CURL = [[], ["--http2"], ["--http1.0"], *(["-H", x] for x in (*HEADERS, "connection: close"))]
 
 
 @pytest.mark.parametrize("options", CURL, ids=lambda options: " ".join(options) or "usual")

@@ -6,7 +6,6 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -27,12 +26,6 @@ QUESTION = {"question": TEXTS[0], "context": " ".join(TEXTS[:4])}
 @pytest.fixture(scope="module")
 def application(folder) -> App:
     return app({name: predictor(folder, name) for name in NAMES}, playground=True)
-
-
-@pytest.fixture(scope="module")
-def client(url) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield client
 
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -105,15 +98,11 @@ def test_a_key_that_stands_twice_is_refused_by_its_name(client, path, body, name
 
 
 def test_a_name_that_is_nearly_right_is_named(client):
+    wrong = {"inputs": QUESTION, "parameters": {"topk": 2}}
     for path, body, param, near in (
         ("/embed", {"input": "a"}, "input", "'inputs'"),
         ("/v1/embeddings", {"inputs": "a", "model": "embed"}, "inputs", "'input'"),
-        (
-            "/models/answer",
-            {"inputs": QUESTION, "parameters": {"topk": 2}},
-            "parameters.topk",
-            "'top_k'",
-        ),
+        ("/models/answer", wrong, "parameters.topk", "'top_k'"),
     ):
         status, _, found, message = refusal(client, path, body)
         assert (status, found) == (422, param)
@@ -129,30 +118,25 @@ def test_what_clients_always_send_is_accepted(client):
 
 
 @pytest.mark.parametrize(
+    ("model", "inputs", "parameter"),
+    [
+        ("embed", "a", {"truncation_direction": "Left"}),
+        ("classify", "a", {"function_to_apply": "none"}),
+        ("answer", QUESTION, {"doc_stride": 8}),
+        ("fill", "[MASK]", {"targets": ["a"]}),
+    ],
+)
+def test_parameters_that_cannot_be_obeyed_are_refused(client, model, inputs, parameter):
+    body, (name,) = {"inputs": inputs, "parameters": parameter}, parameter
+    wrong = refusal(client, f"/models/{model}", body)
+    assert wrong[:3] == (422, "invalid", f"parameters.{name}")
+
+
+@pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         ("/embed", {"inputs": "a", "truncation_direction": "left"}, "truncation_direction"),
-        (
-            "/models/embed",
-            {"inputs": "a", "parameters": {"truncation_direction": "Left"}},
-            "parameters.truncation_direction",
-        ),
         ("/predict", {"inputs": "a", "model": "classify", "raw_scores": True}, "raw_scores"),
-        (
-            "/models/classify",
-            {"inputs": "a", "parameters": {"function_to_apply": "none"}},
-            "parameters.function_to_apply",
-        ),
-        (
-            "/models/answer",
-            {"inputs": QUESTION, "parameters": {"doc_stride": 8}},
-            "parameters.doc_stride",
-        ),
-        (
-            "/models/fill",
-            {"inputs": "[MASK]", "parameters": {"targets": ["a"]}},
-            "parameters.targets",
-        ),
         ("/models/answer", {"inputs": {**QUESTION, "id": 3}}, "inputs"),
         ("/models/classify", {"inputs": {"text": "a", "label": "b"}}, "inputs"),
         ("/rerank", {"query": "a", "documents": ["b"], "return_text": True}, "return_text"),
@@ -201,17 +185,11 @@ def test_raw_scores_are_logits(client):
     (usual,) = answer(client, "/predict", body)
     (raw,) = answer(client, "/predict", {**body, "raw_scores": True})
     assert usual["score"] != raw["score"]
-    functions = {
-        "classify": "softmax",
-        "zero-shot": "softmax",
-        "label": "sigmoid",
-        "regress": "none",
-    }
-    for name, function in functions.items():
-        both = {"inputs": TEXTS[0], "parameters": {"function_to_apply": function}}
-        assert answer(client, f"/models/{name}", both) == answer(
-            client, f"/models/{name}", {"inputs": TEXTS[0]}
-        )
+    functions = {"softmax": "classify zero-shot", "sigmoid": "label", "none": "regress"}
+    for function, names in functions.items():
+        for path in (f"/models/{name}" for name in names.split()):
+            named = {"inputs": TEXTS[0], "parameters": {"function_to_apply": function}}
+            assert answer(client, path, named) == answer(client, path, {"inputs": TEXTS[0]})
 
 
 def test_fields_in_the_url_are_refused_and_whole_floats_are_numbers(client):

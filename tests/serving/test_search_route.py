@@ -6,7 +6,6 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,9 +40,8 @@ def films(tmp_path_factory, model) -> Path:
     """An index with settings of its own and prompts."""
     pytest.importorskip("bm25s")
     folder = tmp_path_factory.mktemp("indexes") / "films"
-    bothways.build_index(
-        TEXTS[:30], model, folder, bm25=True, pooling_mode="cls", prompts={"query": "the "}
-    )
+    settings = {"pooling_mode": "cls", "prompts": {"query": "the "}}
+    bothways.build_index(TEXTS[:30], model, folder, bm25=True, **settings)
     return folder
 
 
@@ -57,15 +55,8 @@ def application(model, films, ranker, tmp_path_factory) -> App:
     other = tmp_path_factory.mktemp("other") / "plain"
     bothways.build_index(TEXTS[30:], model, other, stored="int8")
     models = {"vectors": bothways.load(model, "embed", batch_invariant=True), "rank": ranker}
-    return app(
-        models, limits=Limits(texts=300), playground=True, indexes={"films": films, "plain": other}
-    )
-
-
-@pytest.fixture(scope="module")
-def client(url) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield client
+    options: Any = {"limits": Limits(texts=300), "playground": True}
+    return app(models, indexes={"films": films, "plain": other}, **options)
 
 
 def search(client: httpx.Client, **body: Any) -> Any:
@@ -137,10 +128,8 @@ def test_a_server_without_an_index(model, application):
 def test_a_changed_index_is_opened_again(tmp_path, model):
     folder, embedder = tmp_path / "index", bothways.load(model, "embed", batch_invariant=True)
     bothways.build_index(["the cat"], model, folder)
-    with (
-        running(app(embedder, indexes={"one": folder})) as url,
-        httpx.Client(base_url=url) as client,
-    ):
+    application = app(embedder, indexes={"one": folder})
+    with running(application) as url, httpx.Client(base_url=url) as client:
         found = search(client, query="the cat")
         assert found["version"] == 1
         bothways.build_index([{"id": "new", "text": "a dog"}], out=folder, delete=["1"])
@@ -199,9 +188,8 @@ def test_searches_that_would_wait_too_long_are_refused(tmp_path, model, monkeypa
                 assert not first.done()
                 time.sleep(0.01)
             application._search_seconds = 50.0
-            refused = httpx.post(
-                f"{url}/search", json={"query": "a"}, headers={"x-request-timeout": "40"}
-            )
+            soon = {"x-request-timeout": "40"}
+            refused = httpx.post(f"{url}/search", json={"query": "a"}, headers=soon)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
             assert refused.headers["retry-after"] == "50"
             released.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -537,12 +538,9 @@ class Predictor:
         if len(items) != len(values):
             message = f"there are {quantity(len(values), 'answer(s)')} for {len(items):,} inputs"
             raise DataError(message, where="answers", fix="Give one for each input.")
-        return [
-            self.task_model.task.answered(
-                read_input(self.task_model, item, number), plain_value(value)
-            )
-            for number, (item, value) in enumerate(zip(items, values, strict=True), 1)
-        ]
+        examples = (read_input(self.task_model, item, n) for n, item in enumerate(items, 1))
+        answered = zip(examples, map(plain_value, values), strict=True)
+        return list(itertools.starmap(self.task_model.task.answered, answered))
 
 
 def named_columns(task: Any, **columns: str | None) -> Any:
@@ -660,9 +658,8 @@ def open_task(
     """
     reopen = None
     if runtime == "torch":
-        reopen = functools.partial(
-            open_task_model, folder, task, length=length, device=device, settings=settings
-        )
+        options: Any = {"length": length, "device": device, "settings": settings}
+        reopen = functools.partial(open_task_model, folder, task, **options)
         task_model = reopen()
         is_static = isinstance(task_model.model.encoder, StaticEncoder)
         if is_static and precision not in ("auto", "fp32"):

@@ -38,6 +38,8 @@ from bothways.model.positions import Disentangled, Learned, Sinusoidal
 
 PredictPrecision = devices.Precision | Literal["int8"]
 """The precision of matrix products in predictions."""
+GraphPrecision = Literal["fp32", "int8"]
+"""The precision of an exported graph."""
 PackLayer = Callable[[nn.Linear], nn.Module]
 """Makes the packed form of a dense layer."""
 
@@ -270,10 +272,7 @@ class UnpackedModel(PreparedModel):
     """
 
     def __init__(
-        self,
-        encoder: nn.Module,
-        heads: dict[str, nn.Module],
-        precision: Literal["fp32", "int8"] = "fp32",
+        self, encoder: nn.Module, heads: dict[str, nn.Module], precision: GraphPrecision = "fp32"
     ) -> None:
         nn.Module.__init__(self)
         self.encoder = encoder  # type: ignore[assignment]

@@ -29,7 +29,7 @@ from bothways.hub.static_embedding import TABLE, read_static, static_folder
 from bothways.hub.weight_files import LoadReport
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Hidden
-from bothways.prediction.prepared_model import UnpackedModel
+from bothways.prediction.prepared_model import GraphPrecision, UnpackedModel
 
 Arrays = Mapping[str, NDArray[np.int64]]
 Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
@@ -40,7 +40,7 @@ Runtime = Literal["torch"] | GraphRuntime
 """Runtimes for a model: this library with torch, or another runtime from an exported folder."""
 HEAD = "bothways.head"
 """The key of the head's kind in the metadata of a graph."""
-FILES: Mapping[GraphRuntime, Mapping[Literal["fp32", "int8"], str]] = {
+FILES: Mapping[GraphRuntime, Mapping[GraphPrecision, str]] = {
     "onnxruntime": {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"},
     "openvino": {
         "fp32": "openvino/openvino_model.xml",
@@ -111,11 +111,7 @@ class SessionModel(UnpackedModel):
     """A graph with the interface of a prepared model; arguments as `SessionEncoder`."""
 
     def __init__(
-        self,
-        config: EncoderConfig,
-        head: str,
-        run: Run,
-        precision: Literal["fp32", "int8"] = "fp32",
+        self, config: EncoderConfig, head: str, run: Run, precision: GraphPrecision = "fp32"
     ) -> None:
         heads: dict[str, nn.Module] = {} if head == "none" else {head: _Given()}
         super().__init__(SessionEncoder(config, head, run), heads, precision)
@@ -147,7 +143,7 @@ def open_session(
         ConfigError: the runtime does not compute in this precision.
         ResourceError: the runtime is not installed.
     """
-    resolved: Literal["fp32", "int8"] = "int8" if precision == "int8" else "fp32"
+    resolved: GraphPrecision = "int8" if precision == "int8" else "fp32"
     if precision not in ("auto", "fp32", "int8"):
         message = f"an exported model is in fp32 or in int8, not in {precision}"
         raise ConfigError(message, where="precision", fix="Set the precision to fp32 or int8.")

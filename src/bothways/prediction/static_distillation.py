@@ -112,8 +112,10 @@ def distil_static(
         progress.advance(len(vectors))
     # Tokens that the teacher was never trained on may have any value, NaN included.
     table, explained = principal_components(np.nan_to_num(np.stack(vectors)), width)
-    counts = None if corpus is None else corpus.token_counts[kept]
-    table *= frequency_weights(len(kept), counts)[:, None]
+    ranks = np.arange(2, len(kept) + 2)
+    frequencies = 1 / ranks if corpus is None else corpus.token_counts[kept].astype(np.float64)
+    frequencies /= frequencies.sum() or 1.0
+    table *= (SMOOTHING / (SMOOTHING + frequencies))[:, None]
     # Model2Vec drops [UNK] from a mean. A row of zeros in it gives the same direction.
     static = static_tokenizer(content)
     table[static.specials.unknown] = 0.0
@@ -175,13 +177,3 @@ def principal_components(
     # An axis has no sign: the largest score of each is positive, as in Model2Vec.
     largest = np.take_along_axis(scores, np.abs(scores).argmax(0)[None], 0)
     return scores * np.sign(largest), float(variances[::-1][:width].sum() / variances.sum())
-
-
-def frequency_weights(
-    tokens: int, counts: Int64[np.ndarray, " tokens"] | None = None
-) -> Float[np.ndarray, " tokens"]:
-    """Return a / (a + p) of each token, by its count or, without counts, by its rank."""
-    frequencies = 1 / np.arange(2, tokens + 2) if counts is None else counts.astype(np.float64)
-    weights: Float[np.ndarray, " tokens"]
-    weights = SMOOTHING / (SMOOTHING + frequencies / (frequencies.sum() or 1.0))
-    return weights

@@ -137,10 +137,8 @@ class App:
             try:
                 # A long one, so that the first request finds memory and kernels ready.
                 examples = model.examples([model.long_input(self.limits)], self.limits)
-                answer = loop.create_future()
-                self.batcher.submit(
-                    Ticket(model, examples, model.encode(examples), math.inf, answer)
-                )
+                encoded, answer = model.encode(examples), loop.create_future()
+                self.batcher.submit(Ticket(model, examples, encoded, math.inf, answer))
                 await answer
             except RequestError as error:
                 if error.code not in FAILURES:  # a limit, such as a likelihood that is too long
@@ -291,16 +289,14 @@ class App:
         if wait > exchange.deadline - time.monotonic():
             message = f"{self._searches:,} searches wait, for some {wait:.1f} s"
             raise RequestError("overloaded", message, headers=retry_after(wait))
-        began = queued = time.perf_counter()
 
-        def timed() -> Any:
-            nonlocal began
-            began = time.perf_counter()
-            return search()
+        def timed() -> tuple[float, Any]:
+            return time.perf_counter(), search()
 
+        queued = time.perf_counter()
         self._searches += 1
         try:
-            result = await self._in_thread(self._searchers, exchange.deadline, timed)
+            began, result = await self._in_thread(self._searchers, exchange.deadline, timed)
         finally:
             self._searches -= 1
         ended = time.perf_counter()

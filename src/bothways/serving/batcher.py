@@ -232,7 +232,7 @@ class Batcher:
         self.queued_tokens += added
         if added < 0:
             self.refusals = {}
-        self.metrics.queue(self.queued_tokens)
+        self.metrics.queued.set(self.queued_tokens)
 
     def _drop(self, ticket: Ticket) -> None:
         self._queue(-sum(unit.tokens for unit in ticket.units))

@@ -15,47 +15,27 @@ import uuid
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
 from bothways.serving import shapes
-from bothways.serving.errors import RequestError, nothing_given
+from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 
-IDS = shapes.list_of({"type": "integer", "minimum": 0}, minItems=1)
-
-
-def _read_texts(value: Any) -> list[str | list[int]]:
-    """Read a text, a list of token ids, or a list of either."""
-    several = isinstance(value, list) and not (value and all(map(_is_id, value)))
-    items: list[str | list[int]] = value if several else [value]
-    for item in items:
-        ids = isinstance(item, list) and item and all(map(_is_id, item))
-        if not ids and not isinstance(item, str):
-            raise ValueError("must be a text, a list of token ids, or a list of either")
-    return items
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+_Id = Annotated[int, Field(strict=True, json_schema_extra={"minimum": 0})]
+_Ids = Annotated[list[_Id], Field(min_length=1)]
 
 
 class EmbeddingsRequest(shapes.VectorRequest):
     """Texts to embed, as OpenAI's clients send them."""
 
     input: Annotated[
-        shapes.Items,
-        AfterValidator(_read_texts),
-        WithJsonSchema(
-            shapes.either(
-                shapes.TEXT,
-                IDS,
-                shapes.list_of(shapes.either(shapes.TEXT, IDS), minItems=1),
-            )
-        ),
+        shapes.Text | _Ids | shapes.NonEmpty[shapes.Text | _Ids],
+        shapes.must_be("a text, a list of token ids, or a list of either"),
+        shapes.BOUNDED,
     ]
     encoding_format: Literal["float", "base64"] = "float"
     user: shapes.Meaningless = None
@@ -93,7 +73,10 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> shapes.Query:
     """
     model = models.choose(request.model, ("embed",))
     vectors = shapes.vector_writer(model, request, normalise=True)
-    texts = [item if isinstance(item, str) else text_of_ids(item, model) for item in request.input]
+    items: Any = request.input
+    if isinstance(items, str) or (items and isinstance(items[0], int)):
+        items = [items]
+    texts = [item if isinstance(item, str) else text_of_ids(item, model) for item in items]
     if not all(texts):
         raise RequestError("empty", "an input is an empty text", param="input")
     inputs = shapes.prompted(model, texts, request.prompt_name)
@@ -158,38 +141,22 @@ class ModelList(TypedDict):
 
 def described(model: ServedModel) -> ModelObject:
     """Describe a model for `/v1/models`."""
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "bothways",
-        "task": model.kind,
-    }
+    return ModelObject(
+        id=model.name, object="model", created=model.created, owned_by="bothways", task=model.kind
+    )
 
 
-def _read_document(value: Any) -> str:
-    match value:
-        case str():
-            return value
-        case {"text": str(text)} if len(value) == 1:
-            return text
-        case _:
-            raise ValueError('must be texts, or objects like {"text": "…"}')
+@with_config(ConfigDict(extra="forbid"))
+class DocumentText(TypedDict):
+    """The text of a document."""
+
+    text: shapes.Text
 
 
 Documents = Annotated[
-    list[Any],
-    BeforeValidator(shapes.bounded),
-    shapes.per_item(_read_document),
-    WithJsonSchema(
-        shapes.list_of(
-            shapes.either(
-                shapes.TEXT,
-                {"type": "object", "properties": {"text": shapes.TEXT}, "required": ["text"]},
-            ),
-            minItems=1,
-        )
-    ),
+    shapes.NonEmpty[shapes.Text | DocumentText],
+    shapes.must_be('a list of texts, or of objects like {"text": "…"}'),
+    shapes.BOUNDED,
 ]
 
 
@@ -214,12 +181,6 @@ class TextScore(TypedDict):
     index: int
     score: float
     text: NotRequired[str]
-
-
-class DocumentText(TypedDict):
-    """The text of a document."""
-
-    text: str
 
 
 class RerankResult(TypedDict):
@@ -255,7 +216,8 @@ def reranking(models: Models, request: RerankRequest) -> shapes.Query:
         message = f"{other} belongs to {'documents' if tei else 'texts'}, which is not given"
         raise RequestError("invalid", message, param=other)
     query, raw, top = request.query, request.raw_scores, request.top_n
-    documents = request.texts or request.documents or []
+    items = request.texts or request.documents or ()
+    documents = [item if isinstance(item, str) else item["text"] for item in items]
     with_text = bool(request.return_text or request.return_documents)
 
     def write(answer: shapes.Answer) -> Ranking | list[TextScore]:
@@ -335,45 +297,35 @@ EMBED = shapes.Route(
 )
 
 
-def _read_pair(value: Any) -> str | tuple[str, str]:
-    texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        if len(texts) == 1:
-            return str(texts[0])
-        if len(texts) == 2:
-            return texts[0], texts[1]
-    raise ValueError(
-        "must be a text, a pair [text, text], or a list of lists of one text or two; "
-        "write texts [a, b, c] as [[a], [b], [c]]"
-    )
+_TextOrPair = Annotated[list[shapes.Text], Field(min_length=1, max_length=2)]
 
 
 def _read_pairs(value: Any) -> Any:
-    """Read a text, a pair, or a list of these; a list of texts alone is a pair."""
-    if isinstance(value, list) and not (value and all(isinstance(item, str) for item in value)):
-        return [_read_pair(item) for item in value]
-    return _read_pair(value)
+    """Read lists of one text or two as texts and pairs; a list of texts alone is one input."""
+    if isinstance(value, str) or not value:
+        return value
+    if not all(isinstance(item, str) for item in value):
+        return [_read_pairs(item) for item in value]
+    if len(value) > 2:
+        raise ValueError("a list of texts that is neither a text nor a pair")
+    return tuple(value) if len(value) == 2 else value[0]
 
 
 class PredictRequest(shapes.TruncatedRequest):
     """Texts and pairs to classify or score."""
 
     inputs: Annotated[
-        shapes.Items,
+        shapes.Text | shapes.NonEmpty[shapes.Text | _TextOrPair],
         AfterValidator(_read_pairs),
-        WithJsonSchema(
-            shapes.either(
-                shapes.TEXT,
-                shapes.list_of(
-                    shapes.either(shapes.TEXT, shapes.list_of(shapes.TEXT, minItems=1, maxItems=2)),
-                    minItems=1,
-                ),
-            )
+        shapes.must_be(
+            "a text, a pair [text, text], or a list of lists of one text or two; "
+            "write texts [a, b, c] as [[a], [b], [c]]"
         ),
+        shapes.BOUNDED,
     ]
-    raw_scores: Annotated[
-        shapes.Flag, Field(description="true: logits, of models of one score")
-    ] = False
+    raw_scores: shapes.Flag = Field(
+        default=False, description="true: logits, of models of one score"
+    )
 
 
 def predict(models: Models, request: PredictRequest) -> shapes.Query:
@@ -404,11 +356,7 @@ class SimilarityInputs(shapes.Fields):
     """A sentence, and others to compare with it."""
 
     source_sentence: shapes.Text
-    sentences: Annotated[
-        list[shapes.Text],
-        BeforeValidator(shapes.bounded),
-        WithJsonSchema(shapes.list_of(shapes.TEXT, minItems=1)),
-    ]
+    sentences: Annotated[shapes.NonEmpty[shapes.Text], shapes.BOUNDED]
 
 
 class SimilarityRequest(shapes.HostedRequest):
@@ -425,7 +373,9 @@ def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
         raise RequestError("empty", "sentences is an empty list", param="sentences")
 
     def write(answer: shapes.Answer) -> Any:
-        return shapes.cosines(answer.vectors[0], answer.vectors[1:])
+        a, *_ = vectors = answer.vectors.astype(np.float64)
+        lengths = np.linalg.norm(a) * np.linalg.norm(vectors[1:], axis=1)
+        return (vectors[1:] @ a / np.maximum(lengths, 1e-24)).tolist()
 
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
     inputs = shapes.prompted(model, texts, request.parameters.prompt_name)
@@ -464,7 +414,7 @@ def tokenize(models: Models, request: TokenizeRequest) -> list[list[TextToken]]:
     """Tokenize texts: each token with its id, its characters, and whether it is special."""
     model = models.choose(request.model)
     if not request.inputs:
-        raise nothing_given()
+        raise RequestError("empty", "there is no input: give at least one text", param="inputs")
     models.limits.check("text_characters", "characters", sum(map(len, request.inputs)))
     items = shapes.prompted(model, request.inputs, request.prompt_name)
     tokenizer, answer = model.task_model.tokenizer, list[list[TextToken]]()

@@ -15,31 +15,23 @@ from typing import Any
 from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError
 
-STATUS = {
-    "invalid_json": 400,
-    "bad_request": 400,
-    "unauthorized": 401,
-    "forbidden_host": 403,
-    "not_found": 404,
-    "model_not_found": 404,
-    "method_not_allowed": 405,
-    "request_timeout": 408,
-    "body_too_large": 413,
-    "too_many_texts": 413,
-    "text_too_long": 413,
-    "too_many_tokens": 413,
-    "unsupported_media_type": 415,
-    "invalid": 422,
-    "empty": 422,
-    "wrong_task": 422,
-    "client_left": 499,
-    "overloaded": 429,
-    "internal": 500,
-    "not_finite": 500,
-    "not_ready": 503,
-    "draining": 503,
-    "deadline": 504,
+_CODES_BY_STATUS = {
+    400: "invalid_json bad_request",
+    401: "unauthorized",
+    403: "forbidden_host",
+    404: "not_found model_not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "body_too_large too_many_texts text_too_long too_many_tokens",
+    415: "unsupported_media_type",
+    422: "invalid empty wrong_task",
+    499: "client_left",
+    429: "overloaded",
+    500: "internal not_finite",
+    503: "not_ready draining",
+    504: "deadline",
 }
+STATUS = {code: status for status, codes in _CODES_BY_STATUS.items() for code in codes.split()}
 """The status of each code. Nobody receives 499: it is in logs and metrics."""
 
 FAILURES = ("internal", "not_finite")
@@ -88,11 +80,6 @@ def check_limit(code: str, subject: str, value: int, name: str, limit: int) -> N
     if value > limit:
         message = f"{subject}: {value:,} is above the limit of {limit:,} ({name})"
         raise RequestError(code, message, param=name)
-
-
-def nothing_given() -> RequestError:
-    """Return the error for a request without inputs."""
-    return RequestError("empty", "there is no input: give at least one text", param="inputs")
 
 
 def retry_after(seconds: float) -> dict[str, str]:

@@ -227,7 +227,7 @@ class Metrics:
         self._texts = counter("texts", "Inputs answered.", ("model",))
         self._tokens = counter("tokens", "Tokens of inputs answered.", ("model",))
         self._cut = counter("truncated_texts", "Inputs longer than the model reads.", ("model",))
-        self._queued = gauge("queue_tokens", "Tokens that wait.")
+        self.queued = gauge("queue_tokens", "Tokens that wait.")
         gauge("queue_limit_tokens", "Tokens that may wait; more are refused.").set(queue_tokens)
         ready = gauge("ready", "1 while new requests are welcome, else 0.")
         ready.set_function(lambda: float(is_ready()))
@@ -252,10 +252,6 @@ class Metrics:
         self._batch_tokens.observe(tokens)
         self._batch_sequences.observe(sequences)
 
-    def queue(self, tokens: int) -> None:
-        """Keep the number of tokens that wait."""
-        self._queued.set(tokens)
-
     def loaded(self, model: str, created: int) -> None:
         """Keep when a model was opened, and show its counters from the first scrape on.
 
@@ -273,12 +269,8 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-KINDS = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-}
-"""The types of the files, by suffix."""
+KINDS = {"html": "html", "css": "css", "js": "javascript"}
+"""The subtypes of the files, by suffix."""
 HEADERS: Mapping[str, str] = MappingProxyType(
     {
         "content-security-policy": (
@@ -311,8 +303,8 @@ MOVED = Page(b"", "text/plain", 308, {**HEADERS, "location": "../play"})
 @functools.cache
 def pages() -> Mapping[str, Page]:
     """Return the files of the playground by path: the page itself is `/play`."""
-    files = {
-        f"/play/{file.name}": Page(file.read_bytes(), KINDS[file.name.rpartition(".")[2]])
-        for file in (resources.files("bothways.serving") / "page").iterdir()
-    }
+    files = dict[str, Page]()
+    for file in (resources.files("bothways.serving") / "page").iterdir():
+        kind = f"text/{KINDS[file.name.rpartition('.')[2]]}; charset=utf-8"
+        files[f"/play/{file.name}"] = Page(file.read_bytes(), kind)
     return {"/play": files.pop("/play/index.html"), **files}

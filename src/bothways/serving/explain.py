@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence as Many
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -19,15 +19,7 @@ from typing_extensions import TypedDict
 from bothways.core.source import rng
 from bothways.data import masking
 from bothways.hub.static_embedding import StaticEncoder
-from bothways.prediction.explanation import (
-    ExplainedOutput,
-    attentions,
-    effect_without,
-    example_words,
-    rollout,
-    value_of,
-    without,
-)
+from bothways.prediction import explanation
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, check_limit
 from bothways.serving.models import Models, ServedModel, request_errors
@@ -50,14 +42,12 @@ class ExplainRequest(RequestBody):
 
     method: Literal["leave_one_out", "attention", "masked_lm"]
     inputs: Input
-    label: Annotated[Text, Field(description="the class or the tag")] | None = None
-    word: Annotated[Whole, Field(description="whose tag, from 0")] = 0
-    layer: Annotated[Count, Field(description="absent: the last")] | None = None
-    rate: Annotated[float, Field(description="share of masked tokens", strict=True, gt=0, le=1)] = (
-        0.15
-    )
-    unit: Annotated[Literal["tokens", "whole_words", "ngrams", "spans"], Field()] = "tokens"
-    draw: Annotated[Whole, Field(description="number of the draw of the masks")] = 0
+    label: Text | None = Field(default=None, description="the class or the tag")
+    word: Whole = Field(default=0, description="whose tag, from 0")
+    layer: Count | None = Field(default=None, description="absent: the last")
+    rate: float = Field(default=0.15, description="share of masked tokens", strict=True, gt=0, le=1)
+    unit: Literal["tokens", "whole_words", "ngrams", "spans"] = "tokens"
+    draw: Whole = Field(default=0, description="number of the draw of the masks")
 
 
 class WordEffect(TypedDict):
@@ -139,14 +129,12 @@ def explain(models: Models, request: ExplainRequest) -> Query | TrainedInput:
         return _mask(model, request)
     if request.method == "attention":
         return _attention(model, value, layer)
-    return _leave_one_out(model, value, ExplainedOutput(request.label, request.word))
+    return _leave_one_out(model, value, explanation.ExplainedOutput(request.label, request.word))
 
 
 _UNITS: dict[str, masking.Unit] = {
-    "tokens": masking.SingleTokens(),
-    "whole_words": masking.WholeWords(),
-    "ngrams": masking.NGrams(),
-    "spans": masking.Spans(),
+    unit.kind: unit
+    for unit in (masking.SingleTokens(), masking.WholeWords(), masking.NGrams(), masking.Spans())
 }
 
 
@@ -186,21 +174,21 @@ def _mask(model: ServedModel, request: ExplainRequest) -> TrainedInput:
     return {"method": "masked_lm", "tokens": tokens}
 
 
-def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Query:
+def _leave_one_out(model: ServedModel, item: Any, target: explanation.ExplainedOutput) -> Query:
     task_model = model.task_model
     with request_errors():
         example = model.example(item)
-        words = example_words(task_model.tokenizer, example)
+        words = explanation.example_words(task_model.tokenizer, example)
         limit = ("explained_words", MOST_WORDS)
         check_limit("too_many_texts", "words to leave out", len(words), *limit)
-        shorter = [without(example, words, n) for n in range(len(words))]
+        shorter = [explanation.without(example, words, n) for n in range(len(words))]
 
     def write(answer: Answer) -> WordEffects:
         full, *shortened_predictions = answer.predictions
         with request_errors():
-            value = value_of(full, target, task_model.classes)
+            value = explanation.value_of(full, target, task_model.classes)
             effects = [
-                value - effect_without(other, n, target, task_model.classes)
+                value - explanation.effect_without(other, n, target, task_model.classes)
                 for n, other in enumerate(shortened_predictions)
             ]
         return {
@@ -231,7 +219,8 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
         check_limit("too_many_tokens", "tokens", len(sequence), *limit)
         with request_errors():
             task_model = model.predictor.unprepared()
-        return [ModelJob(len(sequence), functools.partial(attentions, task_model, sequence))]
+        compute = functools.partial(explanation.attentions, task_model, sequence)
+        return [ModelJob(len(sequence), compute)]
 
     def write(answer: Answer) -> Any:
         (layers,) = answer.predictions
@@ -245,7 +234,7 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
             "layer": layer,
             "layers": len(layers),
             "heads": layers[min(layer, len(layers)) - 1].round(4),
-            "rollout": rollout(layers).round(4),
+            "rollout": explanation.rollout(layers).round(4),
         }
 
     return Query(model, [item], write, jobs=jobs)

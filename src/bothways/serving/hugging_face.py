@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import NotRequired, TypedDict
 
 from bothways.serving import compatible, shapes
@@ -18,18 +18,28 @@ from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, request_errors
 from bothways.tasks.classification.task import ZeroShotTask
 from bothways.tasks.masked_lm.task import MaskFillingTask
-from bothways.tasks.predictions import AnswerPrediction
+from bothways.tasks.predictions import AnswerPrediction, Entity
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
-_QUESTION = {
-    "type": "object",
-    "properties": {"question": shapes.TEXT, "context": shapes.TEXT},
-    "required": ["question", "context"],
-}
+
+@with_config(ConfigDict(extra="forbid"))
+class QuestionObject(TypedDict):
+    """A question with the text that may answer it."""
+
+    question: shapes.Text
+    context: shapes.Text
+
+
+_Question = Annotated[
+    QuestionObject, AfterValidator(lambda value: (value["question"], value["context"]))
+]
 
 
 def _read_labelled(value: Any) -> Any:
+    """Read `{"text": …, "text_pair": …}`; other inputs stay as they are."""
     match value:
+        case list():
+            return [_read_labelled(item) for item in value]
         case {"text": str(text), "text_pair": str(pair)} if len(value) == 2:
             return (text, pair)
         case {"text": str(text)} if len(value) == 1:
@@ -39,16 +49,7 @@ def _read_labelled(value: Any) -> Any:
                 'must have "text" and, for a pair, "text_pair" in an object; '
                 "POST /TASK takes the columns of a task"
             )
-        case _:
-            return shapes.check_input(value)
-
-
-def _read_question(value: Any) -> tuple[str, str]:
-    match value:
-        case {"question": str(question), "context": str(context)} if len(value) == 2:
-            return question, context
-        case _:
-            raise ValueError('must be objects {"question": "…", "context": "…"}')
+    return value
 
 
 class ClassificationParameters(shapes.Truncation):
@@ -70,11 +71,10 @@ class AnswerParameters(shapes.Truncation):
 
     top_k: shapes.Count = 1
     # The scores of all spans are a table of tokens times this length.
-    max_answer_len: Annotated[shapes.Count, Field(le=512, description="in tokens")] | None = None
-    handle_impossible_answer: (
-        Annotated[shapes.Flag, Field(description="whether no answer is one; absent: as trained")]
-        | None
-    ) = None
+    max_answer_len: shapes.Count | None = Field(default=None, le=512, description="in tokens")
+    handle_impossible_answer: shapes.Flag | None = Field(
+        default=None, description="whether no answer is one; absent: as trained"
+    )
 
 
 class FillParameters(shapes.Truncation):
@@ -87,9 +87,10 @@ class ClassificationRequest(shapes.HostedRequest):
     """Texts and pairs to classify."""
 
     inputs: Annotated[
-        shapes.Items,
-        shapes.per_item(_read_labelled),
-        WithJsonSchema(shapes.either(shapes.ROW, shapes.list_of(shapes.ROW, minItems=1))),
+        shapes.Text | dict[str, Any] | shapes.NonEmpty[shapes.Row],
+        shapes.AN_INPUT,
+        AfterValidator(_read_labelled),
+        shapes.BOUNDED,
     ]
     parameters: ClassificationParameters = ClassificationParameters()
 
@@ -105,9 +106,9 @@ class AnswerRequest(shapes.HostedRequest):
     """Questions with the texts that may answer them."""
 
     inputs: Annotated[
-        shapes.Items,
-        shapes.per_item(_read_question),
-        WithJsonSchema(shapes.either(_QUESTION, shapes.list_of(_QUESTION, minItems=1))),
+        _Question | shapes.NonEmpty[_Question],
+        shapes.must_be('objects {"question": "…", "context": "…"}'),
+        shapes.BOUNDED,
     ]
     parameters: AnswerParameters = AnswerParameters()
 
@@ -125,10 +126,8 @@ class TaskRequest(shapes.OwnRequest):
     options: shapes.Options = shapes.Options()
 
 
-def _label_names(value: Any) -> list[str]:
+def _label_names(value: str | list[str]) -> list[str]:
     names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("must be a text with commas or a list of texts")
     return [name.strip() for name in names if name.strip()]
 
 
@@ -136,10 +135,10 @@ class ZeroShotParameters(shapes.Truncation):
     """Parameters of a classification by labels that the request names."""
 
     candidate_labels: Annotated[
-        Any,
+        shapes.Text | shapes.NonEmpty[shapes.Text],
+        shapes.must_be("a text with commas or a list of texts"),
         AfterValidator(_label_names),
         AfterValidator(shapes.bounded),
-        WithJsonSchema(shapes.either(shapes.TEXT, shapes.list_of(shapes.TEXT, minItems=1))),
     ]
     hypothesis_template: shapes.Text = ZeroShotTask.template
     multi_label: shapes.Flag = False
@@ -229,6 +228,11 @@ def _token_classification(models: Models, request: TaggingRequest) -> shapes.Que
     model, parameters = models.choose(request.model), request.parameters
     ignored, by_word = parameters.ignore_labels, parameters.aggregation_strategy == "none"
 
+    def group(e: Entity) -> EntityGroup:
+        return EntityGroup(
+            entity_group=e.type, score=e.score, word=e.text, start=e.start, end=e.end
+        )
+
     def write(answer: shapes.Answer) -> list[list[EntityGroup]]:
         answers = list[list[EntityGroup]]()
         for example, prediction in zip(answer.examples, answer.predictions, strict=True):
@@ -242,17 +246,7 @@ def _token_classification(models: Models, request: TaggingRequest) -> shapes.Que
                     if tag not in ignored
                 ]
             else:
-                groups = [
-                    {
-                        "entity_group": e.type,
-                        "score": e.score,
-                        "word": e.text,
-                        "start": e.start,
-                        "end": e.end,
-                    }
-                    for e in prediction.entities
-                    if e.type not in ignored
-                ]
+                groups = [group(each) for each in prediction.entities if each.type not in ignored]
             answers.append(groups)
         return answers
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bothways.core.errors import BothwaysError
 from bothways.data.tables import WatchedRow
 from bothways.prediction.predictor import Predictor, read_input
-from bothways.serving.errors import DEFAULT_LIMITS, Limits, RequestError, nothing_given
+from bothways.serving.errors import DEFAULT_LIMITS, Limits, RequestError
 from bothways.tasks.base import EncodedExample, Task, TaskModel, did_you_mean
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ServedModel:
             RequestError: too many inputs, one that is too long, or one that the task cannot read.
         """
         if not inputs:
-            raise nothing_given()
+            raise RequestError("empty", "there is no input: give at least one text", param="inputs")
         limits.check("texts", "inputs", len(inputs))
         for item in (item for item in inputs if isinstance(item, dict)):
             for name, value in item.items():  # words, endings

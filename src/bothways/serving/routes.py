@@ -16,7 +16,7 @@ from bothways.serving.errors import STATUS, TRY_AGAIN
 from bothways.serving.explain import EXPLAIN
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.search import SEARCH
-from bothways.serving.shapes import PREDICTIONS, TEXT, Route, Schema, build_schema, own
+from bothways.serving.shapes import PREDICTIONS, Route, Schema, build_schema, own
 
 ROUTES: dict[str, Route] = {
     **{f"/{kind}": own(kind) for kind in PREDICTIONS},
@@ -32,6 +32,7 @@ ROUTES: dict[str, Route] = {
 """The POST routes of every server."""
 
 JSON = "application/json"
+TEXT: Schema = {"type": "string"}
 EXAMPLES: dict[str, Any] = {
     "choice": {"context": "It rained.", "endings": ["She took an umbrella.", "She ate."]},
     "answer": {"question": "Who wrote it?", "context": "Ada Lovelace wrote it in 1843."},
@@ -66,11 +67,7 @@ ERROR: Schema = {
     "required": ["error", "error_type"],
 }
 """The schema of an answer that is an error."""
-_SECONDS = {
-    "description": "seconds",
-    "required": True,
-    "schema": {"type": "integer", "minimum": 0},
-}
+_SECONDS = {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}}
 RESPONSES = {
     str(status): {
         "description": ", ".join(code for code in CODES if STATUS[code] == status),

@@ -230,11 +230,8 @@ class Connection(HttpToolsProtocol):
                 return
             version = self.parser.get_http_version().encode()
             lines = [b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))]
-            lines += [
-                name + b": " + value
-                for name, value in self.headers
-                if name not in (b"upgrade", b"http2-settings")
-            ]
+            dropped = (b"upgrade", b"http2-settings")
+            lines += [b": ".join(header) for header in self.headers if header[0] not in dropped]
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._parse(b"\r\n".join([*lines, b"", b""]) + remaining)

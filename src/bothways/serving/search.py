@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -118,31 +118,23 @@ class SearchRequest(shapes.TruncatedRequest):
     """Queries, as `bothways search` reads them."""
 
     query: shapes.TextList
-    index: Annotated[shapes.Text, Field(description="with a single index it may be absent")] | (
-        None
-    ) = None
+    index: shapes.Text | None = Field(
+        default=None, description="with a single index it may be absent"
+    )
     top: shapes.Count = 10
     mode: Mode = "vectors"
     exact: shapes.Flag = False
-    rerank: Annotated[shapes.Text, Field(description="a served model of the task rerank")] | (
-        None
-    ) = None
+    rerank: shapes.Text | None = Field(
+        default=None, description="a served model of the task rerank"
+    )
     depth: shapes.Count = DEPTH
-
-
-class FoundDocument(TypedDict):
-    """A document that was found."""
-
-    id: str
-    score: float
-    text: str
 
 
 class FoundDocuments(TypedDict):
     """The best documents for a query."""
 
     query: str
-    hits: list[FoundDocument]
+    hits: list[Hit]
 
 
 class SearchAnswer(TypedDict):
@@ -187,17 +179,14 @@ def search(models: Models, request: SearchRequest) -> Query:
         def write_reranked(answer: Answer) -> SearchAnswer:
             logits = iter([prediction.logits[0] for prediction in answer.predictions])
             scores = [[*itertools.islice(logits, len(ranked))] for ranked in hits]
-            return shown(
-                version, [ordered(*p)[: request.top] for p in zip(hits, scores, strict=True)]
-            )
+            scored = zip(hits, scores, strict=True)
+            return shown(version, [ordered(*pair)[: request.top] for pair in scored])
 
         return Query(reranker, pairs, write_reranked)
 
     def shown(version: int, hits: list[list[Hit]]) -> SearchAnswer:
-        results: list[Any] = [
-            {"query": query, "hits": [vars(hit) for hit in ranked]}
-            for query, ranked in zip(queries, hits, strict=True)
-        ]
+        pairs = zip(queries, hits, strict=True)
+        results: list[FoundDocuments] = [{"query": query, "hits": found} for query, found in pairs]
         return {"index": served.name, "version": version, "results": results}
 
     prompt = served.index.record.prompts[0]

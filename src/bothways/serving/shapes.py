@@ -34,6 +34,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
+    WrapValidator,
     model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema
@@ -43,21 +44,15 @@ from typing_extensions import TypedDict
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import Limits, RequestError
 from bothways.serving.models import Models, ServedModel, request_errors
+from bothways.tasks import predictions as p
 from bothways.tasks.base import EncodedExample, did_you_mean
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.metrics import sigmoid
-from bothways.tasks.predictions import (
-    ClassPrediction,
-    MultilabelPrediction,
-    RankPrediction,
-    ScorePrediction,
-    json_schema,
-    prediction_type,
-)
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 from bothways.tasks.sentence_embedding.vectors import quantize
 
 Schema = dict[str, Any]
+T = TypeVar("T")
 R = TypeVar("R", bound="Fields")
 
 
@@ -81,54 +76,35 @@ def bounded(value: Any, info: Any) -> Any:
     return value
 
 
-def _texts(value: Any) -> Any:
-    if isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(item, str) for item in value)
-    ):
-        return value
-    raise ValueError("must be a text or a list of texts")
+def must_be(description: str) -> WrapValidator:
+    """Refuse a value of another type by one message, not by one for each alternative of a union."""
 
+    def read(value: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(f"must be {description}") from None
 
-def per_item(read: Callable[[Any], Any]) -> AfterValidator:
-    """Read the value of a field, or each item of a list, by a function that raises ValueError."""
-    return AfterValidator(
-        lambda value: [read(item) for item in value] if isinstance(value, list) else read(value)
-    )
-
-
-def check_input(value: Any) -> Any:
-    """Return an input of a predictor: a pair is a tuple."""
-    if isinstance(value, str | dict):
-        return value
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value):
-        return tuple(value)
-    raise ValueError("must be a text, a list of two texts, or an object with columns")
-
-
-def list_of(items: Schema, **constraints: Any) -> Schema:
-    return {"type": "array", "items": items, **constraints}
+    return WrapValidator(read)
 
 
 def either(*schemas: Schema) -> Schema:
     return {"anyOf": list(schemas)}
 
 
-TEXT: Schema = {"type": "string"}
-PAIR = list_of(TEXT, minItems=2, maxItems=2)
 Text = StrictStr
 Flag = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
-ROW = either(TEXT, PAIR, {"type": "object"})
-Input = Annotated[Any, AfterValidator(check_input), WithJsonSchema(ROW)]
-"""A text, a pair as a list, or an object with columns."""
-Items = Annotated[Any, BeforeValidator(bounded)]
-"""A value that may be a list, one item for each input."""
-Texts = Annotated[
-    Items,
-    AfterValidator(_texts),
-    WithJsonSchema(either(TEXT, list_of(TEXT, minItems=1))),
-]
+BOUNDED = BeforeValidator(bounded)
+"""Of a value that may be a list, one item for each input."""
+NonEmpty = Annotated[list[T], Field(json_schema_extra={"minItems": 1})]
+"""A list; the document excludes an empty one, which has an error of its own, `empty`."""
+Pair = Annotated[list[Text], Field(min_length=2, max_length=2), AfterValidator(tuple)]
+Row = Text | Pair | dict[str, Any]
+AN_INPUT = must_be("a text, a list of two texts, or an object with columns")
+Input = Annotated[Row, AN_INPUT]
+Texts = Annotated[Text | NonEmpty[Text], must_be("a text or a list of texts"), BOUNDED]
 TextList = Annotated[
     Texts, AfterValidator(lambda texts: texts if isinstance(texts, list) else [texts])
 ]
@@ -162,27 +138,23 @@ class Fields(BaseModel):
     def _null_is_absent(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        declared = cls.model_fields
-        return {
-            name: value for name, value in data.items() if value is not None or name not in declared
-        }
+        names = cls.model_fields
+        return {name: x for name, x in data.items() if x is not None or name not in names}
 
 
 class RequestBody(Fields):
     """Fields of every request."""
 
-    model: Annotated[Text, Field(description="with a single model any name will do")] | None = None
+    model: Text | None = Field(default=None, description="with a single model any name will do")
 
 
 class Truncation(Fields):
     """Treatment of texts that are longer than the model reads."""
 
-    truncate: Annotated[Flag, Field(description="false: a text that is too long is an error")] = (
-        True
+    truncate: Flag = Field(default=True, description="false: a text that is too long is an error")
+    truncation_direction: Literal["right", "Right"] = Field(
+        default="right", description="long texts lose their end"
     )
-    truncation_direction: Annotated[
-        Literal["right", "Right"], Field(description="long texts lose their end")
-    ] = "right"
 
 
 class TruncatedRequest(RequestBody, Truncation):
@@ -270,12 +242,11 @@ def build_schema(annotation: Any, definitions: dict[str, Schema]) -> Schema:
 
 
 PREDICTIONS: dict[str, Schema] = {
-    kind: json_schema(prediction_type(task))
+    kind: p.json_schema(p.prediction_type(task))
     for kind, task in ALL_TASKS.items()
     if kind not in ("embed", "rerank")
 }
 """The lines of `bothways predict` by task; other routes answer vectors and rankings."""
-Vectors = Float32[np.ndarray, "texts width"]
 
 
 @dataclass(frozen=True)
@@ -302,7 +273,7 @@ class Answer:
         return sum(item.cut > 0 for item in self.encoded)
 
     @property
-    def vectors(self) -> Vectors:
+    def vectors(self) -> Float32[np.ndarray, "texts width"]:
         """The vector of each input, which is a single text."""
         return np.stack([prediction.vectors[0] for prediction in self.predictions])
 
@@ -393,19 +364,13 @@ class VectorRequest(TruncatedRequest):
     """Fields of a request for vectors."""
 
     dimensions: Count | None = None
-    output_dtype: Annotated[
-        Literal["float", "int8", "uint8", "binary", "ubinary"],
-        Field(description="as `precision` of sentence-transformers"),
-    ] = "float"
-    ranges: (
-        Annotated[
-            list[list[float]],
-            Field(
-                description="for int8, uint8: the lowest and the highest value of each component"
-            ),
-        ]
-        | None
-    ) = None
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] = Field(
+        default="float", description="as `precision` of sentence-transformers"
+    )
+    ranges: list[list[float]] | None = Field(
+        default=None,
+        description="for int8, uint8: the lowest and the highest value of each component",
+    )
     prompt_name: Prompt | None = None
 
 
@@ -449,22 +414,10 @@ def vector_writer(
     return write
 
 
-def cosines(vector: Float32[np.ndarray, " width"], vectors: Vectors) -> list[float]:
-    """Return the cosine of a vector with each of others."""
-    a, b = vector.astype(np.float64), vectors.astype(np.float64)
-    lengths = np.linalg.norm(a) * np.linalg.norm(b, axis=1)
-    result: list[float] = (b @ a / np.maximum(lengths, 1e-24)).tolist()
-    return result
-
-
 class OwnRequest(TruncatedRequest):
     """Inputs as `bothways predict` reads them: texts, pairs, objects with columns."""
 
-    inputs: Annotated[
-        Items,
-        per_item(check_input),
-        WithJsonSchema(either(TEXT, {"type": "object"}, list_of(ROW))),
-    ]
+    inputs: Annotated[Text | dict[str, Any] | list[Row], AN_INPUT, BOUNDED]
 
 
 def own(kind: str) -> Route:
@@ -482,18 +435,14 @@ def own(kind: str) -> Route:
 
         return query_each(model, request.inputs, write, request.truncate)
 
-    answers = either(PREDICTIONS[kind], list_of(PREDICTIONS[kind]))
+    answers = either(PREDICTIONS[kind], {"type": "array", "items": PREDICTIONS[kind]})
     summary = f"Task {kind}: lines of `bothways predict`"
     return Route(OwnRequest, read, Annotated[Any, WithJsonSchema(answers)], summary, (kind,))
 
 
+_SCORED = p.ClassPrediction | p.MultilabelPrediction | p.ScorePrediction | p.RankPrediction
 CLASSIFIERS = tuple(
-    kind
-    for kind, task in ALL_TASKS.items()
-    if issubclass(
-        prediction_type(task),
-        ClassPrediction | MultilabelPrediction | ScorePrediction | RankPrediction,
-    )
+    kind for kind, task in ALL_TASKS.items() if issubclass(p.prediction_type(task), _SCORED)
 )
 """The tasks whose predictions `label_scores` writes."""
 
@@ -511,9 +460,9 @@ def label_scores(answer: Answer, *, raw: bool = False) -> list[list[LabelScore]]
     results = list[list[LabelScore]]()
     for prediction in answer.predictions:
         match prediction:
-            case RankPrediction(logits=(logit,)):
+            case p.RankPrediction(logits=(logit,)):
                 scores = {name: logit if raw else float(sigmoid(np.array([logit]))[0])}
-            case ScorePrediction(score=score):
+            case p.ScorePrediction(score=score):
                 scores = {name: score}
             case _:
                 scores = prediction.probabilities

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,9 +40,8 @@ def source(tmp_path_factory) -> Path:
     model = Model(bert.model.config, (PoolerHead(), LabelHead(2)))
     model.load_state_dict(bert.model.state_dict(), strict=False)
     model.heads["labels"].dense.weight.data.mul_(8)  # so that it is sure of something
-    save_model(
-        folder / "model", model, make_tokenizer(folder / "vocabulary"), labels=("neg", "pos")
-    )
+    tokenizer = make_tokenizer(folder / "vocabulary")
+    save_model(folder / "model", model, tokenizer, labels=("neg", "pos"))
     return folder / "model"
 
 
@@ -50,12 +50,10 @@ def opened(source) -> Predictor:
     return open_task(str(source), device="cpu", length=12)
 
 
+PAIRED = make_examples(40, 2)
 EXAMPLES = [
     *make_examples(60, 1),
-    *(
-        TextExample(e.text, "the film was " + e.text[::-1], e.label, f"pair:{at}")
-        for at, e in enumerate(make_examples(40, 2))
-    ),
+    *(TextExample(e.text, e.text[::-1], e.label, f"pair:{n}") for n, e in enumerate(PAIRED)),
 ]
 
 
@@ -206,12 +204,7 @@ def test_headline_has_the_majority_baseline(opened, analysed):
 
 
 def add_traits(
-    traits: base.Traits,
-    length: int = 4,
-    cut: int = 0,
-    *,
-    unknown: int = 0,
-    texts: tuple[str, ...] = ("x",),
+    traits: base.Traits, length: int = 4, cut: int = 0, *, unknown: int = 0, texts: Any = ("x",)
 ) -> None:
     """Add an example of so many tokens, of which the first are unknown."""
     ids = np.zeros(length, dtype=np.int32)
@@ -278,10 +271,9 @@ def test_the_page_has_it_all(opened, tmp_path):
     write_html(report, tmp_path / "report.html")
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf8"))
     expected = [
-        "my model on dev.tsv", "on 202 examples", "Confusion matrix",
-        "Confidence against accuracy",
-        "Expected calibration error", "Parts of the data", "length (quartiles)", "The hardest examples", "Each class",
-        "Settings", "task.columns.text", "encoder.width",
+        "my model on dev.tsv", "on 202 examples", "Confusion matrix", "Confidence against accuracy",
+        "Expected calibration error", "Parts of the data", "length (quartiles)", "Each class",
+        "The hardest examples", "Settings", "task.columns.text", "encoder.width",
     ]  # fmt: skip
     assert [part for part in expected if part not in page] == []
     assert page.count("<svg") == 2

@@ -158,9 +158,8 @@ def answered(text: str, confidence: float = 0.9) -> predictions.AnswerPrediction
         predictions.AnswerSpan("mat", 21, 24, 0.5, 0.25),
         predictions.AnswerSpan("Oslo", 28, 32, 0.2, 0.1),
     )
-    return predictions.AnswerPrediction(
-        "q", text, at, at if at is None else at + len(text), confidence, 0.0, spans
-    )
+    end = None if at is None else at + len(text)
+    return predictions.AnswerPrediction("q", text, at, end, confidence, 0.0, spans)
 
 
 KNOWN = Question("q", "Who sat?", CONTEXT, (("big cat", 4), ("cat", 8)), False, "made:q")
@@ -198,9 +197,8 @@ def test_answers_are_counted_and_shown():
     assert answers.add(KNOWN, answered("Oslo", 0.6)).doubt is None
     assert answers.add(KNOWN, answered("cat sat")).doubt is None
     shown = answers.show(KNOWN, answered("Oslo"))
-    assert "".join(part if isinstance(part, str) else f"[{part.text}]" for part in shown.parts) == (
-        "Who sat? ‖ The big cat sat on a mat in [Oslo]."
-    )
+    pieces = [part if isinstance(part, str) else f"[{part.text}]" for part in shown.parts]
+    assert "".join(pieces) == "Who sat? ‖ The big cat sat on a mat in [Oslo]."
     assert answers_of(shown.guesses) == [("Oslo", False), ("cat", True), ("mat", False)]
     assert shown.truth == "big cat / cat"
     named = Question("q", "who", "the Broncos won", (("the Broncos", 0),), False)
@@ -209,19 +207,15 @@ def test_answers_are_counted_and_shown():
     best = answers.show(KNOWN, answered("cat"))  # the first of the spans, which is shown once
     assert answers_of(best.guesses) == [("cat", True), ("mat", False), ("Oslo", False)]
     nothing = answers.show(UNKNOWN, answered(""))
-    assert (nothing.truth, nothing.guesses[0]) == (
-        analyses.NONE,
-        s.ReportGuess(analyses.NONE, 0.9, True),
-    )
+    assert nothing.truth == analyses.NONE
+    assert nothing.guesses[0] == s.ReportGuess(analyses.NONE, 0.9, True)
 
 
 def test_of_a_long_context_what_is_near_the_answer_is_shown():
     context = "x" * 300 + "cat" + "y" * 300
     question = Question("q", "Who?", context, (("cat", 300),), False)
-    cat, none = (
-        predictions.AnswerPrediction("q", *answer, 0.9, 0.0, ())
-        for answer in (("cat", 300, 303), ("", None, None))
-    )
+    cat = predictions.AnswerPrediction("q", "cat", 300, 303, 0.9, 0.0, ())
+    none = predictions.AnswerPrediction("q", "", None, None, 0.9, 0.0, ())
     surroundings = ["… " + "x" * 200, s.Marked("cat"), "y" * 200 + " …"]
     assert analyses.AnswerAnalysis().show(question, cat).parts[1:] == surroundings
     assert analyses.AnswerAnalysis().show(question, none).parts[1:] == [clip(context)]
@@ -241,11 +235,9 @@ def test_residuals_are_numpys():
     assert cloud.line == ((low, low), (high, high))
     assert rest.line == ((truth.min(), 0.0), (truth.max(), 0.0))
     left = predicted - truth
-    means, quantiles = (
-        [left.mean(), abs(left).mean(), (left**2).mean() ** 0.5],
-        np.quantile(left, [0.05, 0.5, 0.95]),
-    )
-    assert [row[1] for row in table.rows] == pytest.approx([*means, *quantiles, abs(left).max()])
+    expected = [left.mean(), abs(left).mean(), (left**2).mean() ** 0.5]
+    expected += [*np.quantile(left, [0.05, 0.5, 0.95]), abs(left).max()]
+    assert [row[1] for row in table.rows] == pytest.approx(expected)
     pair, one = TextExample("x", "y", "2.5"), predictions.ScorePrediction(1.0)
     assert scores.add(pair, one).cost == 2.25
     assert "2.500, predicted 1.000" in scores.show(pair, one).truth
@@ -273,9 +265,7 @@ def test_each_label_is_scikit_learns():
     ]
     assert labels.baseline()["f1_micro"] == pytest.approx(max(constants))
     scores = np.array(precision_recall_fscore_support(truth, chances >= 0.5)[:3]).T
-    assert [list(row[3:]) for row in table.rows] == [
-        [s.percentage(value) for value in row] for row in scores
-    ]
+    assert [row[3:] for row in table.rows] == [[*map(s.percentage, row)] for row in scores]
     assert sum(part.examples for part in labels.calibration.bins) == 240
 
 
@@ -389,13 +379,7 @@ def test_every_trainable_task_has_a_page(tmp_path, name):
     shown = page[page.index('class="figures"') : page.index("</dl>")]
     assert all((name.replace("_", " ") in shown) == ("/" not in name) for name in analysis.metrics)
     assert all(name in page for name in analysis.metrics)
-    for part in (
-        PAGES[name],
-        "toy on made",
-        "Parts of the data",
-        "The hardest examples",
-        f"task {name}",
-    ):
+    for part in (PAGES[name], "toy on made", "The hardest examples", f"task {name}"):
         assert part in page
 
 

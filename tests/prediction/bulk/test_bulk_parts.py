@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 import torch
 from pyarrow import dataset, parquet
 
-import bothways
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.model.kernels import library
 from bothways.prediction.bulk import run
@@ -23,8 +23,6 @@ from heard_progress import Heard
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
-
-KINDS = (".txt", ".jsonl", ".tsv", ".csv", ".parquet")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +54,8 @@ def check_equal_predictions(row: dict[str, Any], expected: dict[str, Any]) -> No
 
 
 def test_parts_of_any_kind_of_file_are_what_the_command_prints(model, tmp_path, capsys):
-    files = [
-        write_rows(tmp_path / f"rows{kind}", make_rows(23, seed)) for seed, kind in enumerate(KINDS)
-    ]
+    kinds = enumerate((".txt", ".jsonl", ".tsv", ".csv", ".parquet"))
+    files = [write_rows(tmp_path / f"rows{kind}", make_rows(23, seed)) for seed, kind in kinds]
     printed = ""
     for file in files:
         run_line("predict", model, file)
@@ -96,9 +93,8 @@ def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(model, tmp
     file = write_rows(tmp_path / "rows.jsonl", rows)
     words = ("predict", model, file, "--keep", "id", "--format", "parquet", "--rows", 5)
     words += ("--keep", "source")
-    with pytest.raises(
-        DataError, match=r"rows\.jsonl:11: 'id' is 'not a number', not of the type int64"
-    ):
+    message = r"rows\.jsonl:11: 'id' is 'not a number', not of the type int64"
+    with pytest.raises(DataError, match=message):
         run_line(*words, "--out", tmp_path / "strict")
     run_line(*words, "--out", tmp_path / "out", "--rejects")
     assert dataset.dataset(tmp_path / "out", format="parquet").count_rows() == 10
@@ -115,9 +111,8 @@ def test_every_prediction_has_columns_in_parquet(name, tmp_path_factory):
     opened = predictor(make_folder(tmp_path_factory.mktemp("bert")), name)
     predictions = opened(TASKS[name][1][:5])
     expected = [prediction_values(each, None) for each in predictions]
-    written = parquet.read_table(
-        pyarrow.BufferReader(part_content("parquet", predictions, None, {}, ()))
-    ).to_pylist()
+    content = part_content("parquet", predictions, None, {}, ())
+    written = parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
     for row, values in zip(written, expected, strict=True):
         if "probabilities" in values and isinstance(values["probabilities"], dict):
             row["probabilities"] = dict(row["probabilities"])
@@ -149,18 +144,38 @@ def test_vectors_are_those_of_one_file(tmp_path):
     np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), whole[0])
 
 
-class Interrupting(Heard):
-    """Interrupts the work at a report."""
+class Acting(Heard):
+    """Calls a function at each report, with the number of the report."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, act: Callable[[int], object]) -> None:
         super().__init__()
-        self.at = at
+        self.act, self.count = act, 0
 
     def advance(self, done: float | int, note: str | None = None) -> None:
         super().advance(done, note)
-        self.at -= 1
-        if not self.at:
+        self.count += 1
+        self.act(self.count)
+
+
+def interrupting(at: int) -> Acting:
+    """Interrupt the work at a report."""
+
+    def act(count: int) -> None:
+        if count == at:
             raise KeyboardInterrupt
+
+    return Acting(act)
+
+
+def replacing(file: Path, content: bytes) -> Acting:
+    """Replace a file by another at the reports."""
+
+    def act(count: int) -> None:
+        hidden = file.with_suffix(".new")
+        hidden.write_bytes(content)
+        hidden.replace(file)
+
+    return Acting(act)
 
 
 def request(model: str, tmp_path: Path, **changes: Any) -> BulkRequest:
@@ -176,7 +191,7 @@ def stamps(out: Path) -> dict[str, int]:
 def test_an_interrupted_run_continues_where_it_stopped(begun, tmp_path, at):
     (asked, reference), out = begun, tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        predict_files(asked, out, progress=Interrupting(at))
+        predict_files(asked, out, progress=interrupting(at))
     before = stamps(out)
     assert not (out / SUCCESS).exists()
     done = predict_files(asked, out)
@@ -236,11 +251,8 @@ def test_broken_rows_can_be_put_aside(model, tmp_path):
     done = predict_files(asked, out)
     assert (done.rows, done.rejected) == (2, 3)
     assert [row["id"] for row in lines(out)] == [1, 5]
-    rejected = [
-        json.loads(line)
-        for each in sorted((out / REJECTS).glob("*.jsonl"))
-        for line in each.read_text().splitlines()
-    ]
+    texts = "".join(each.read_text() for each in sorted((out / REJECTS).glob("*.jsonl")))
+    rejected = [json.loads(line) for line in texts.splitlines()]
     assert [row["where"] for row in rejected] == [f"{file}:{number}" for number in (2, 3, 4)]
     assert "text" in rejected[1]["error"]
     assert predict_files(asked, out).rejected == 3
@@ -248,9 +260,8 @@ def test_broken_rows_can_be_put_aside(model, tmp_path):
 
 def test_a_row_that_cannot_be_encoded_is_put_aside(tmp_path):
     (tmp_path / "masks.txt").write_text("the [MASK] was\nno mask here\n[MASK] fine\n")
-    asked = BulkRequest(
-        str(make_folder(tmp_path / "bert")), (str(tmp_path / "masks.txt"),), "fill",
-    )  # fmt: skip
+    bert = str(make_folder(tmp_path / "bert"))
+    asked = BulkRequest(bert, (str(tmp_path / "masks.txt"),), "fill")
     with pytest.raises(DataError, match=r"masks\.txt:2: "):
         predict_files(asked, tmp_path / "strict")
     done = predict_files(replace(asked, rejects=True), tmp_path / "out")
@@ -261,11 +272,11 @@ def test_empty_files_have_no_parts(model, tmp_path):
     (tmp_path / "none.jsonl").touch()
     schema = pyarrow.schema([("text", pyarrow.string())])
     parquet.write_table(schema.empty_table(), tmp_path / "none.parquet")
-    files = (
+    files = [
         *map(str, sorted(tmp_path.glob("none.*"))),
         write_rows(tmp_path / "a.txt", make_rows(3)),
-    )
-    assert predict_files(BulkRequest(model, files), tmp_path / "out").rows == 3
+    ]
+    assert predict_files(BulkRequest(model, tuple(files)), tmp_path / "out").rows == 3
     assert [*parts(tmp_path / "out")] == ["part-00002-00000.jsonl"]
     assert len([*(tmp_path / "out" / FILES).iterdir()]) == 3
 
@@ -281,44 +292,22 @@ def test_the_first_file_may_be_empty_where_columns_are_kept(model, tmp_path):
         assert dataset.dataset(out, format="parquet").to_table()["id"].to_pylist() == [*range(5)]
 
 
-class Changing(Heard):
-    """Replaces a file at the first report."""
-
-    def __init__(self, file: Path, content: bytes) -> None:
-        super().__init__()
-        self.file, self.content = file, content
-
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        super().advance(done, note)
-        hidden = self.file.with_suffix(".new")
-        hidden.write_bytes(self.content)
-        hidden.replace(self.file)
-
-
 def test_a_file_that_changes_while_it_is_read_is_read_again(model, tmp_path):
     asked, out = request(model, tmp_path), tmp_path / "out"
     other = Path(write_rows(tmp_path / "other.jsonl", make_rows(20, 3))).read_bytes()
-    predict_files(asked, out, progress=Changing(tmp_path / "1.jsonl", other))
+    predict_files(asked, out, progress=replacing(tmp_path / "1.jsonl", other))
     assert lines(out)[0]["id"] == 1000
     predict_files(asked, out)
     assert [row["id"] for row in lines(out)] == [*range(3000, 3020), *range(2000, 2020)]
-
-
-class Rewriting(Changing):
-    """Writes to the file that is read, at the first report."""
-
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        Heard.advance(self, done, note)
-        if self.file.read_bytes() != self.content:
-            self.file.write_bytes(self.content)
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_one_message(model, tmp_path):
     """The predictions were those of rows of both, and complete."""
     asked, out = request(model, tmp_path), tmp_path / "out"
     other = (tmp_path / "1.jsonl").read_bytes().replace(b'"id": 10', b'"id": 30')
+    writing = Acting(lambda _: (tmp_path / "1.jsonl").write_bytes(other))
     with pytest.raises(DataError, match="has changed while it was read\n  Run the same") as caught:
-        predict_files(asked, out, progress=Rewriting(tmp_path / "1.jsonl", other))
+        predict_files(asked, out, progress=writing)
     assert caught.value.where == str(tmp_path / "1.jsonl")
     assert not (out / SUCCESS).exists()
     predict_files(asked, out)
@@ -331,7 +320,7 @@ def test_output_that_changes_is_not_complete_until_the_end(model, tmp_path):
     write_rows(tmp_path / "1.jsonl", make_rows(6, 3))
     (out / "_parts" / "00000-00002.json").unlink()  # as a kill between a part and its marker does
     with pytest.raises(KeyboardInterrupt):
-        predict_files(asked, out, progress=Interrupting(2))
+        predict_files(asked, out, progress=interrupting(2))
     assert not (out / SUCCESS).exists()
     predict_files(asked, out)
     assert (out / SUCCESS).exists()
@@ -375,7 +364,7 @@ def test_types_of_an_earlier_call_stay(model, tmp_path):
     files = [write_rows(tmp_path / f"{n}.jsonl", rows[n : n + 4]) for n in (0, 4)]
     asked, out = BulkRequest(model, tuple(files), keep=("id",), form="parquet"), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        predict_files(asked, out, progress=Interrupting(3))
+        predict_files(asked, out, progress=interrupting(3))
     assert predict_files(asked, out).again == 1
     table = dataset.dataset(out, format="parquet").to_table()
     assert table["id"].to_pylist() == [0.5] * 4 + [4.0, 5.0, 6.0, 7.0]
@@ -397,7 +386,7 @@ def test_a_data_set_of_the_hub_is_read_in_one_revision(model, tmp_path):
     write_rows(file, make_rows(9))
     asked = BulkRequest(model, (name,), rows=2, keep=("id",))
     with pytest.raises(KeyboardInterrupt):
-        predict_files(asked, out, progress=Interrupting(5))
+        predict_files(asked, out, progress=interrupting(5))
     before = parts(out)
     assert 0 < len(before) < 5
     os.utime(file, (1, 1))
@@ -420,7 +409,7 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path
     write_rows(data / "train.jsonl", make_rows(9))
     files = (write_rows(tmp_path / "a.jsonl", make_rows(3)), f"hub:{data}")
     rows = write_rows(tmp_path / "b.jsonl", make_rows(9, 1))
-    changing = Changing(data / "train.jsonl", Path(rows).read_bytes())
+    changing = replacing(data / "train.jsonl", Path(rows).read_bytes())
     with pytest.raises(DataError, match=r"texts: has changed since .*\n  Delete .*_files to begin"):
         predict_files(BulkRequest(model, files), tmp_path / "out", progress=changing)
 
@@ -477,14 +466,14 @@ def test_a_folder_with_other_files_is_left_alone(model, tmp_path):
 
 def test_options_of_parts_need_a_folder(model, tmp_path):
     files = [write_rows(tmp_path / f"{seed}.txt", make_rows(2, seed)) for seed in (1, 2)]
-    with pytest.raises(ConfigError, match="files: there are 2 files, and one is read"):
-        run_line("predict", model, *files)
-    with pytest.raises(ConfigError, match="rejects: is for predictions in parts"):
-        run_line("predict", model, files[0], "--rejects")
-    with pytest.raises(ConfigError, match="window: must be at least 1"):
-        next(iter(bothways.predict(model, files[0], text="text", window=0)))
-    with pytest.raises(ConfigError, match="window: is for predictions that are printed"):
-        run_line("predict", model, files[0], "--out", tmp_path / "out", "--window", 5)
+    for words, message in (
+        (files, "files: there are 2 files, and one is read"),
+        ((files[0], "--rejects"), "rejects: is for predictions in parts"),
+        ((files[0], "--window", 0), "window: must be at least 1"),
+        ((files[0], "--out", tmp_path, "--window", 5), "window: is for predictions that are print"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run_line("predict", model, *words)
     with pytest.raises(ConfigError, match="processes: must be at least 1"):
         predict_files(request(model, tmp_path), tmp_path / "out", processes=0)
 

@@ -17,14 +17,7 @@ from pyarrow import parquet
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.prediction.bulk import run
 from bothways.prediction.bulk.parts import BulkRequest
-from bothways.prediction.bulk.run import (
-    PARTS,
-    SUCCESS,
-    join_parts,
-    parts_folder,
-    predict_files,
-    rejects_file,
-)
+from bothways.prediction.bulk.run import PARTS, SUCCESS, predict_files
 from child_processes import children
 from commands import run_line, run_shell_line
 from terminal import Run, run_command
@@ -68,26 +61,21 @@ def test_a_file_has_the_rows_of_standard_output(name, model, table, capsys):
     run_line("predict", model, table, "--out", out, "--keep", "text", "--keep", "id", "--rows", "5")
     assert capsys.readouterr().out == ""
     assert [file.name for file in sorted(table.parent.glob("*out*"))] == [name]
-    assert not parts_folder(out).exists()
-    flat = [
-        {**row, **{f"probabilities.{key}": item for key, item in row["probabilities"].items()}}
-        for row in expected
-    ]
-    for row in flat:
-        del row["probabilities"]
+    assert not run.parts_folder(out).exists()
     match out.suffix:
         case ".jsonl":
             assert [json.loads(line) for line in out.read_text().splitlines()] == expected
         case ".parquet":
             rows = parquet.read_table(out).to_pylist()
-            assert [
-                {**row, "probabilities": dict(row["probabilities"])} for row in rows
-            ] == expected
+            for row in rows:
+                row["probabilities"] = dict(row["probabilities"])
+            assert rows == expected
         case ".csv":
+            for row in expected:
+                chances = row.pop("probabilities").items()
+                row |= {f"probabilities.{label}": str(chance) for label, chance in chances}
             with out.open(newline="") as file:
-                assert [*csv.DictReader(file)] == [
-                    {name: str(value) for name, value in row.items()} for row in flat
-                ]
+                assert [*csv.DictReader(file)] == expected
         case _:
             lines = out.read_text().splitlines()
             assert len(lines) == 13
@@ -123,7 +111,7 @@ def test_parts_are_in_order_beyond_five_digits(tmp_path):
     numbers = [7, 99_999, 100_000]
     for number in numbers:
         (tmp_path / f"part-00000-{number:05}.jsonl").write_text(f"{number}\n")
-    join_parts(tmp_path, tmp_path / "out.jsonl", flat=False)
+    run.join_parts(tmp_path, tmp_path / "out.jsonl", flat=False)
     assert (tmp_path / "out.jsonl").read_text().split() == [*map(str, numbers)]
 
 
@@ -137,7 +125,7 @@ def test_rejected_rows_are_in_a_file_beside_it(model, tmp_path):
     run_line("predict", model, rows, "--keep", "id", "--rejects", "--out", tmp_path / "b.jsonl")
     [row] = (tmp_path / "b.jsonl").read_text().splitlines()
     assert json.loads(row)["id"] == 1
-    [rejected] = rejects_file(tmp_path / "b.jsonl").read_text().splitlines()
+    [rejected] = run.rejects_file(tmp_path / "b.jsonl").read_text().splitlines()
     assert json.loads(rejected)["where"].endswith("rows.jsonl:2")
     # Work that such a row has stopped goes on with rejects.
     request = BulkRequest(model, (str(rows),), keep=("id",), rows=1)

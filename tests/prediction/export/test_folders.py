@@ -25,12 +25,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.export import folder as exporting
-from bothways.prediction.export.folder import (
-    Int8Gate,
-    convert_to_openvino,
-    with_int8_weights,
-    write_export,
-)
+from bothways.prediction.export.folder import Int8Gate, write_export
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.session_model import FILES, open_onnx, open_openvino
 from commands import run_line
@@ -112,12 +107,10 @@ def test_many_tokens_at_once_are_predicted_by_a_graph(exported, classifier):
 
 
 def test_sentence_transformers_and_tokenizers_read_the_files(bert, tmp_path):
-    write_export(
-        bert, tmp_path / "out", ["onnx", "openvino"], task="embed", settings=["pooling=cls"]
-    )
-    assert json.loads((tmp_path / "out/1_Pooling/config.json").read_text())[
-        "pooling_mode_cls_token"
-    ]
+    formats = ["onnx", "openvino"]
+    write_export(bert, tmp_path / "out", formats, task="embed", settings=["pooling=cls"])
+    pooling = json.loads((tmp_path / "out/1_Pooling/config.json").read_text())
+    assert pooling["pooling_mode_cls_token"]
     text = TASKS["embed"][1][0]
     ids = Backend.from_file(str(tmp_path / "out/tokenizer.json")).encode(text).ids
     given = {"input_ids": np.array([ids]), "attention_mask": np.array([ids]) * 0 + 1}
@@ -147,12 +140,9 @@ def test_openvino_alone(classifier, data, tmp_path):
     out, gate = tmp_path / "out", Int8Gate(lambda opened: opened.evaluate(data), limit=100.0)
     result = write_export(classifier, out, "openvino", int8=gate)
     assert [comparison.runtime for comparison in result.comparisons] == ["onnxruntime", "OpenVINO"]
-    files = {
-        str(Path(name).with_suffix(end)) for name in OPENVINO.values() for end in (".xml", ".bin")
-    }
-    assert set(result.sizes) == files
-    sizes = [result.sizes[str(Path(OPENVINO[p]).with_suffix(".bin"))] for p in ("fp32", "int8")]
-    assert sizes[1] < 0.5 * sizes[0]
+    weights = {p: str(Path(name).with_suffix(".bin")) for p, name in OPENVINO.items()}
+    assert set(result.sizes) == {*OPENVINO.values(), *weights.values()}
+    assert result.sizes[weights["int8"]] < 0.5 * result.sizes[weights["fp32"]]
     text = TASKS["classify"][1][0]
     wanted = open_task(classifier)(text).probabilities
     fp32 = open_task(out, runtime="openvino")
@@ -179,19 +169,14 @@ def stack_of_signals_is_mapped() -> bool:
     """True if the alternate stack of this thread (`sigaltstack`) is none, or memory of the process."""
 
     class Stack(ctypes.Structure):
-        _fields_ = [
-            ("base", ctypes.c_void_p),
-            ("flags", ctypes.c_int),
-            ("size", ctypes.c_size_t),
-        ]
+        _fields_ = [("base", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
 
     stack = Stack()
     assert ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack)) == 0
     maps = Path("/proc/self/maps").read_text("utf8").splitlines()
     ranges = [line.split()[0].split("-") for line in maps]
-    return stack.base is None or any(
-        int(low, 16) <= stack.base < int(high, 16) for low, high in ranges
-    )
+    mapped = (int(low, 16) <= stack.base < int(high, 16) for low, high in ranges)
+    return stack.base is None or any(mapped)
 
 
 @pytest.mark.slow
@@ -205,15 +190,13 @@ def test_shared_weights_are_in_the_files_once(bert, tmp_path):
     result = write_export(tmp_path / "albert", tmp_path / "out", task="embed", int8=gate)
     weights = sum(parameter.numel() for parameter in model.encoder.parameters())
     file = tmp_path / "out" / ONNX["fp32"]
-    convert_to_openvino(file, tmp_path / OPENVINO["fp32"], "none")
-    sizes = [
-        result.sizes[ONNX["fp32"]],
-        (tmp_path / OPENVINO["fp32"]).with_suffix(".bin").stat().st_size,
-    ]
+    exporting.convert_to_openvino(file, tmp_path / OPENVINO["fp32"], "none")
+    converted = (tmp_path / OPENVINO["fp32"]).with_suffix(".bin").stat().st_size
+    sizes = [result.sizes[ONNX["fp32"]], converted]
     # Nodes and constants are the rest; a second copy of the layer would be more.
     assert all(3.9 * weights < size < 4.6 * weights for size in sizes)
     assert result.sizes[ONNX["int8"]] < 1.8 * weights
-    stored = with_int8_weights(onnx.load(file)).graph.initializer
+    stored = exporting.with_int8_weights(onnx.load(file)).graph.initializer
     assert len({tensor.name for tensor in stored}) == len(stored)
     assert sum(len(tensor.raw_data) for tensor in stored) < 1.3 * weights
 
@@ -283,16 +266,16 @@ def test_folders_that_onnxruntime_cannot_open(bert, classifier, exported, tmp_pa
         open_task(exported)
     with pytest.raises(FolderError, match=r"has no onnx/model.onnx\n  Export the model first"):
         opened(classifier)
-    with pytest.raises(FolderError, match=r"has no onnx/model_quantized.onnx\n.*int8=LABELLED"):
-        opened(exported, precision="int8")
-    with pytest.raises(ConfigError, match="an exported model is in fp32 or in int8, not in bf16"):
-        opened(exported, precision="bf16")
-    with pytest.raises(ConfigError, match="an exported model runs on the CPU, not on cuda"):
-        opened(exported, device="cuda")
-    with pytest.raises(FolderError, match="reads vectors; this export ends in the head labels"):
-        opened(exported, "embed")
-    with pytest.raises(FolderError, match="the task 'tag' needs the head 'tags'; this model has"):
-        opened(exported, "tag")
+    refusals: list[tuple[dict[str, Any], type[BothwaysError], str]] = [
+        ({"precision": "int8"}, FolderError, r"has no onnx/model_quantized.onnx\n.*int8=LABELLED"),
+        ({"precision": "bf16"}, ConfigError, "is in fp32 or in int8, not in bf16"),
+        ({"device": "cuda"}, ConfigError, "an exported model runs on the CPU, not on cuda"),
+        ({"task": "embed"}, FolderError, "reads vectors; this export ends in the head labels"),
+        ({"task": "tag"}, FolderError, "the task 'tag' needs the head 'tags'; this model has"),
+    ]
+    for options, kind, message in refusals:
+        with pytest.raises(kind, match=message):
+            opened(exported, **options)
     write_export(bert, tmp_path / "vectors", task="embed")
     with pytest.raises(ConfigError, match="an exported model has its last layer alone"):
         opened(tmp_path / "vectors", settings=["layers=[0]"])("good")
@@ -317,9 +300,9 @@ def test_the_command(classifier, data, tmp_path, capsys):
     assert "onnxruntime: differs by" in said
     assert "int8 loses" in said
     onnxruntime = ("--runtime", "onnxruntime")
-    assert json.loads(run("evaluate", out, data, "--json", *onnxruntime)) == pytest.approx(
-        json.loads(run("evaluate", classifier, data, "--json"))
-    )
+    expected = json.loads(run("evaluate", classifier, data, "--json"))
+    actual = json.loads(run("evaluate", out, data, "--json", *onnxruntime))
+    assert actual == pytest.approx(expected)
     both = run("evaluate", out, data, "--precision", "int8", "--limit", 100, *onnxruntime)
     assert "int8 loses" in both
     (tmp_path / "texts.txt").write_text("a good film\n", encoding="utf8")

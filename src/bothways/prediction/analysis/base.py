@@ -197,9 +197,7 @@ def confusion_sections(labels: Sequence[str], counts: Confusion) -> list[s.Secti
         errors = counts.true + counts.predicted - 2 * counts.right
         indices = np.sort(np.argsort(-errors, kind="stable")[:MAX_CLASSES]).tolist()
         note = f"The {MAX_CLASSES} of {len(labels)} classes with the most errors."
-        errors_by_pair = [
-            (-count, pair) for pair, count in counts.pairs.items() if pair[0] != pair[1]
-        ]
+        errors_by_pair = [(-n, pair) for pair, n in counts.pairs.items() if pair[0] != pair[1]]
         totals, rows = counts.true, list[Sequence[s.Cell]]()
         for count, (true, predicted) in sorted(errors_by_pair)[:CONFUSIONS]:
             share = s.percentage(-count / int(totals[true]))

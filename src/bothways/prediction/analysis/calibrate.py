@@ -216,13 +216,8 @@ def _save(
         data={"calibration": f"{data['examples']:,} examples, sha256 {data['sha256']}"},
         limits=(UNSEEN, "Its probabilities are calibrated for data like that."),
     )
-    task = {"task": configs.to_dict(task_model.task), "length": task_model.length}
-    save_model(
-        done.folder,
-        task_model.model,
-        task_model.tokenizer,
-        labels=task_model.labels,
-        problem=task_model.task.problem,
-        card=card,
-        extra={**record, **task, "calibration": done.record},
-    )
+    task, model, tokenizer = task_model.task, task_model.model, task_model.tokenizer
+    settings = {"task": configs.to_dict(task), "length": task_model.length}
+    extra = {**record, **settings, "calibration": done.record}
+    options: Any = {"labels": task_model.labels, "problem": task.problem}
+    save_model(done.folder, model, tokenizer, card=card, extra=extra, **options)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as M
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from bothways.hub.sentence_transformers import Pooling
 from bothways.prediction.analysis.report import analyse, analysis_report
 from bothways.prediction.engine import PredictConfig, PredictionCounts, counting, predict
 from bothways.prediction.predictor import Predictor, named_columns, open_task_model
-from bothways.prediction.prepared_model import PredictPrecision
+from bothways.prediction.prepared_model import GraphPrecision, PredictPrecision
 from bothways.tasks import base
 from bothways.tasks.columns import guess_notes
 from bothways.tasks.masked_lm.task import MinimalPairTask
@@ -116,7 +116,7 @@ class Int8Report:
 
 
 def measure_int8(
-    open_in: Callable[[Literal["fp32", "int8"]], Predictor],
+    open_in: Callable[[GraphPrecision], Predictor],
     evaluate: Callable[[Predictor], base.Metrics],
 ) -> Int8Report:
     """Measure the cost and gain of int8 now.
@@ -175,10 +175,8 @@ class Sweep:
 
         Cells where all texts have the same vector come last.
         """
-        return max(
-            self.cells,
-            key=lambda cell: (cell.correlation.anisotropy < ONE, cell.correlation.spearman),
-        )
+        results = [(c.correlation.anisotropy < ONE, c.correlation.spearman) for c in self.cells]
+        return self.cells[results.index(max(results))]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `bothways evaluate --json` writes them."""
@@ -414,12 +412,9 @@ class EvaluationData:
         }
         # The digest is complete when all examples have been read: the note comes after the scores.
         digest = hashlib.sha256()
-        examples = (
-            base.hashed(reading.examples, digest)
-            if any(map(any, uses.values()))
-            else reading.examples
-        )
-        yield dataclasses.replace(reading, examples=examples), self.counts
+        if any(map(any, uses.values())):
+            reading = dataclasses.replace(reading, examples=base.hashed(reading.examples, digest))
+        yield reading, self.counts
         for use, sources in uses.items():
             if digest.hexdigest() in [source.get("sha256") for source in sources if source]:
                 message = f"note: this data {use} look better on it than on other data"
@@ -498,19 +493,3 @@ class EvaluationData:
         for warning in self.counts.warnings if self.counts else ():
             self.progress.message(warning)
         return done
-
-
-def score_pairs(
-    folder: str,
-    suite: Path,
-    settings: Tree,
-    length: int | None,
-    device: str,
-    precision: PredictPrecision,
-    progress: Progress,
-) -> Evaluation:
-    """Return the accuracies on a folder of minimal pairs."""
-    opened = open_pairs(folder, settings, length=length, device=device)
-    scores = evaluate_suite(Predictor(opened, precision), suite, progress)
-    metrics = {"accuracy": scores.accuracy, "mean": scores.mean}
-    return Evaluation(f"{folder} on {suite}, {scores.variant}", metrics, pairs=scores)

@@ -138,10 +138,8 @@ def analysis_report(
     if precision == "auto":
         precision = "bf16" if has_bf16(device_of(task_model)) else "fp32"
     metric, name, metrics = task_model.task.metric, task_model.task.name, analysis.metrics
-    notes = {
-        key: f"majority baseline: {s.readable_number(value)}"
-        for key, value in analysis.baseline.items()
-    }
+    baseline = analysis.baseline.items()
+    notes = {key: f"majority baseline: {s.readable_number(value)}" for key, value in baseline}
     figures = [
         s.KeyFigure(key.replace("_", " "), s.readable_number(value), notes.get(key, ""))
         for key, value in metrics.items()
@@ -151,9 +149,7 @@ def analysis_report(
     note = f" ({notes[metric]})" if metric in notes else ""
     computed = f", computed in {precision}" if precision != "fp32" else ""
     parts = {"task": task_model.task, "encoder": task_model.model.config, "run": training}
-    configurations = {
-        name: configs.to_dict(part) for name, part in parts.items() if part is not None
-    }
+    configurations = {key: configs.to_dict(part) for key, part in parts.items() if part is not None}
     settings: list[Sequence[s.Cell]] = [
         ["data", data],
         ["precision", precision],

@@ -126,9 +126,8 @@ class BulkRequest:
         """Return the task alone, for a process that computes nothing."""
         if self.runtime != "torch":
             return self.open().task_model.task
-        return open_task_model(
-            self.model, self.task, length=self.length, device="cpu", settings=nest(self.settings)
-        ).task
+        options: Any = {"length": self.length, "settings": nest(self.settings)}
+        return open_task_model(self.model, self.task, device="cpu", **options).task
 
     def columns(self, task: Task[Any, Any]) -> Any:
         """Return the columns that are named, see `named_columns`."""
@@ -547,14 +546,11 @@ class PartWorker:
             pairs = [*predict_kept(self.opened, request, rows, counts, rejects)]
             content = None
             if pairs:
-                columns = {
-                    new: [row.kept[at] for row, _ in pairs]
-                    for at, (_, new) in enumerate(request.kept)
-                }
+                names = enumerate(new for _, new in request.kept)
+                columns = {name: [row.kept[at] for row, _ in pairs] for at, name in names}
                 predictions = [prediction for _, prediction in pairs]
-                content = part_content(
-                    request.form or "jsonl", predictions, request.top, columns, job.types
-                )
+                form = request.form or "jsonl"
+                content = part_content(form, predictions, request.top, columns, job.types)
         except BothwaysError as error:
             return error
         rejected = (*job.rejected, *rejects.rows)

@@ -1,4 +1,4 @@
-"""A builder of ONNX graphs, and the encoder as a padded graph `(rows, length, width)`.
+"""The encoder as a padded ONNX graph `(rows, length, width)`.
 
 One graph serves every batch size and length: positions, masks and relative distances are computed
 from the shape of the input. Attention is dense, with a mask for padding and the layer's pattern;
@@ -24,6 +24,7 @@ from typing_extensions import assert_never
 
 from bothways._version import __version__
 from bothways.core.errors import optional
+from bothways.hub.sentence_transformers import SentenceEncoderConfig
 from bothways.model.attention.mask import RotaryTables
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.block import Attention, Block, FeedForward, GroupedProjection
@@ -52,25 +53,92 @@ LOWEST = float(np.finfo(np.float32).min)
 """Bias for the score of a hidden key. Finite: a row of −∞ would give NaN."""
 Input = str | float | tuple[int, ...]
 """A value by its name, or a constant: a float in fp32, an int or a vector of ints in int64."""
+GlobalRule = Literal["none", "first", "question", "ending"]
+"""The global tokens of a Longformer: none, the first, those before the first separator, or those
+after the separators in the middle."""
 
 
-class GraphBuilder:
-    """A graph that grows by one node with each call of `op`; values are referred to by name.
+@dataclass(frozen=True)
+class Separators:
+    """The separator token, and how many of them stand between the two texts of a pair."""
+
+    id: int
+    between: int
+
+
+HeadKind = Literal[
+    "none", "masked", "causal", "tags", "replaced", "labels", "pair", "choice", "span"
+]
+"""Kind of head at the end of a graph; "none" for the vectors of tokens."""
+_RULES: Mapping[HeadKind, GlobalRule] = {
+    "labels": "first", "span": "question", "choice": "ending"
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExportedPart:
+    """The part of a model that becomes a graph.
+
+    Attributes:
+        head: the kind of its head.
+        sentence: how the vectors of tokens are pooled; None for no `sentence_embedding`.
+        separators: where a Longformer's texts end.
+    """
+
+    head: HeadKind
+    sentence: SentenceEncoderConfig | None = None
+    separators: Separators | None = None
+
+    @property
+    def global_rule(self) -> GlobalRule:
+        """The tokens that are global in a model that has these, as tasks mark them."""
+        return _RULES.get(self.head, "none")
+
+
+class EncoderGraph:
+    """A graph that computes an encoder's vectors.
+
+    It grows by one node with each call of `op`; values are referred to by name.
 
     Args:
-        names: the name of each parameter, by `id`.
+        model: its weights are read.
 
     Attributes:
         scope: the prefix of the names of new nodes, such as "layers.0.attention".
+        inputs: the names of the axes of each input.
+        ids, mask, segments: the inputs `(rows, length)`; `segments` is None for a family that has
+            fewer than two.
+        length: the number of tokens in a row, as a vector of one number.
+        keep: True where there is a token, `(rows, 1, 1, length)`.
     """
 
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self._names = names
+    def __init__(self, model: Model, exported: ExportedPart) -> None:
+        self._names = {id(p): name for name, p in model.named_parameters()}
         self._nodes: list[onnx.NodeProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._constants: dict[str, TensorProto] = {}
         self._numbers: dict[object, str] = {}  # names of constants by their content
         self.scope = ""
+        self.model, self.encoder, self.config, op = model, model.encoder, model.config, self.op
+        self.exported, choices = exported, exported.head == "choice"
+        rows = ["input_ids", "attention_mask"]
+        rows += ["token_type_ids"] if model.config.segments > 1 else []
+        self.inputs = dict.fromkeys(rows, (ROWS, "choices", LENGTH) if choices else (ROWS, LENGTH))
+        if choices:
+            # (questions, choices, length) → (questions · choices, length): a row for each choice.
+            shape = op("Concat", (-1,), op("Shape", "input_ids", start=2), axis=0)
+            rows = [op("Reshape", name, shape) for name in rows]
+        self.ids, self.mask = rows[:2]
+        self.segments = rows[2] if len(rows) > 2 else None
+        self._masks: dict[Pattern, str] = {}
+        self._rotary: dict[float, tuple[str, str]] = {}
+        self.length = op("Shape", self.ids, start=1, end=2)
+        self.keep = self.unsqueeze(op("Cast", self.mask, to=9), 1, 2)
+        end = op("Squeeze", self.length, (0,))
+        self.places = op("Range", 0, end, 1)
+        self.global_tokens = self._global_tokens() if self.config.has_global_attention else None
+        self._relative = self._relative_rows()
+        self._score_bias = self._distance_bias()
 
     def op(self, kind: str, *inputs: Input, **attributes: Any) -> str:
         """Append a node with one output; return the name of the output."""
@@ -162,89 +230,16 @@ class GraphBuilder:
             case _:
                 raise AssertionError(f"no activation {name}")
 
-    def finish(self, inputs: Mapping[str, Sequence[str]], head: str) -> onnx.ModelProto:
-        """Return the model.
-
-        Args:
-            inputs: the names of the axes of each input, all in int64.
-            head: its kind, a note in the file.
-        """
-        graph = helper.make_graph(
-            self._nodes,
-            "bothways",
-            [helper.make_tensor_value_info(n, TensorProto.INT64, a) for n, a in inputs.items()],
-            self._outputs,
-            [*self._constants.values()],
-        )
-        model = helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-            producer_name="bothways",
-            producer_version=__version__,
-        )
-        helper.set_model_props(model, {HEAD: head})
+    def finish(self) -> onnx.ModelProto:
+        """Return the model, with inputs in int64, and the kind of its head as a note."""
+        axes, constants = self.inputs.items(), [*self._constants.values()]
+        inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, a) for n, a in axes]
+        graph = helper.make_graph(self._nodes, "bothways", inputs, self._outputs, constants)
+        versions = {"opset_imports": [helper.make_opsetid("", OPSET)], "ir_version": IR_VERSION}
+        producer = {"producer_name": "bothways", "producer_version": __version__}
+        model = helper.make_model(graph, **versions, **producer)
+        helper.set_model_props(model, {HEAD: self.exported.head})
         return model
-
-
-GlobalRule = Literal["none", "first", "question", "ending"]
-"""The global tokens of a Longformer: none, the first, those before the first separator, or those
-after the separators in the middle."""
-
-
-@dataclass(frozen=True)
-class Separators:
-    """The separator token, and how many of them stand between the two texts of a pair."""
-
-    id: int
-    between: int
-
-
-class EncoderGraph(GraphBuilder):
-    """A graph that computes an encoder's vectors.
-
-    Args:
-        model: its weights are read.
-        choices: whether the inputs are `(questions, choices, length)`: a row for each choice.
-        rule: which tokens are global, for a model that has these.
-        separators: needed by the rules "question" and "ending".
-
-    Attributes:
-        inputs: the names of the axes of each input.
-        ids, mask, segments: the inputs `(rows, length)`; `segments` is None for a family that has
-            fewer than two.
-        length: the number of tokens in a row, as a vector of one number.
-        keep: True where there is a token, `(rows, 1, 1, length)`.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        choices: bool = False,
-        rule: GlobalRule = "none",
-        separators: Separators | None = None,
-    ) -> None:
-        super().__init__({id(p): name for name, p in model.named_parameters()})
-        self.model, self.encoder, self.config, op = model, model.encoder, model.config, self.op
-        rows = ["input_ids", "attention_mask"]
-        rows += ["token_type_ids"] if model.config.segments > 1 else []
-        self.inputs = dict.fromkeys(rows, (ROWS, "choices", LENGTH) if choices else (ROWS, LENGTH))
-        if choices:
-            # (questions, choices, length) → (questions · choices, length): a row for each choice.
-            shape = op("Concat", (-1,), op("Shape", "input_ids", start=2), axis=0)
-            rows = [op("Reshape", name, shape) for name in rows]
-        self.ids, self.mask = rows[:2]
-        self.segments = rows[2] if len(rows) > 2 else None
-        self._masks: dict[Pattern, str] = {}
-        self._rotary: dict[float, tuple[str, str]] = {}
-        self.length = op("Shape", self.ids, start=1, end=2)
-        self.keep = self.unsqueeze(op("Cast", self.mask, to=9), 1, 2)
-        end = op("Squeeze", self.length, (0,))
-        self.places = op("Range", 0, end, 1)
-        self.separators, self.rule = separators, rule
-        self.global_tokens = self._global_tokens() if self.config.has_global_attention else None
-        self._relative = self._relative_rows()
-        self._score_bias = self._distance_bias()
 
     def layers(self) -> list[str]:
         """Return the embeddings and the output of each block, the last one normed."""
@@ -359,7 +354,7 @@ class EncoderGraph(GraphBuilder):
         if self.global_tokens is not None and module.global_qkv is not None:
             # Rows of tokens that are not global are arbitrary; a single global one is repeated.
             global_q, global_k, global_v = self._split_heads(self.dense(x, module.global_qkv))
-            if self.rule == "first":
+            if self.exported.global_rule == "first":
                 global_q = self.slice(global_q, 0, 1, 2)
             global_q = self.op("Mul", global_q, scale)
             global_result = self._product(global_q, global_k, global_v, [self._bias(Full())])
@@ -432,7 +427,7 @@ class EncoderGraph(GraphBuilder):
 
     def _global_tokens(self) -> str | None:
         """Return True for global tokens `(rows, length)`; None where there are none."""
-        rule = self.rule
+        rule, separators = self.exported.global_rule, self.exported.separators
         self.scope = "/global_tokens"
         if rule == "none":
             return None
@@ -440,14 +435,14 @@ class EncoderGraph(GraphBuilder):
         if rule == "first":
             is_first = self.op("Less", self.places, 1)
             return self.op("And", self.unsqueeze(is_first, 0), keep)
-        assert self.separators is not None
-        is_separator = self.op("Equal", self.ids, self.separators.id)
+        assert separators is not None
+        is_separator = self.op("Equal", self.ids, separators.id)
         is_separator = self.op("And", is_separator, keep)
         # ArgMax is the first place of the largest value: the first separator.
         at = self.op("ArgMax", self.op("Cast", is_separator, to=7), axis=1, keepdims=1)
         if rule == "question":
             return self.op("Less", self.places, at)
-        begin = self.op("Add", at, self.separators.between)
+        begin = self.op("Add", at, separators.between)
         is_ending = self.op("GreaterOrEqual", self.places, begin)
         return self.op("And", is_ending, keep)
 
@@ -491,9 +486,7 @@ class EncoderGraph(GraphBuilder):
         end_block = op("Div", op("Sub", lengths, 1), size)  # (rows, 1, 1, 1)
         key = op("Div", self.places, size)
         query = self.unsqueeze(key, 1)
-        ends = [
-            op("Or", op("Equal", block, 0), op("Equal", block, end_block)) for block in (query, key)
-        ]
+        ends = [op("Or", op("Equal", x, 0), op("Equal", x, end_block)) for x in (query, key)]
         near = op("LessOrEqual", op("Abs", op("Sub", query, key)), 1)
         short = op("LessOrEqual", lengths, pattern.dense)
         dense_rows = op("Or", short, ends[0])  # rows of queries that attend to all

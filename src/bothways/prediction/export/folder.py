@@ -31,8 +31,8 @@ from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction import session_model
 from bothways.prediction.analysis.evaluation import MAX_LOSS, Int8Report, measure_int8
-from bothways.prediction.export.encoder_graph import Separators
-from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
+from bothways.prediction.export.encoder_graph import ExportedPart, HeadKind, Separators
+from bothways.prediction.export.model_graph import build_graph, head_kind
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, pool, projection_of, sentence_config
@@ -320,11 +320,8 @@ def write_export(
             reports[runtime] = report
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
-        sizes = {
-            str(path.relative_to(hidden)): path.stat().st_size
-            for name in ("onnx", "openvino")
-            for path in sorted((hidden / name).glob("*"))
-        }
+        files = [*sorted(hidden.glob("onnx/*")), *sorted(hidden.glob("openvino/*"))]
+        sizes = {str(file.relative_to(hidden)): file.stat().st_size for file in files}
     return ExportResult(target, task_model.task.name, tuple(comparisons), reports, sizes)
 
 
@@ -375,9 +372,8 @@ def _save(graph: onnx.ModelProto, file: Path) -> None:
     """Write a graph; its weights are in `model.onnx_data` next to it if they are too many."""
     file.parent.mkdir(exist_ok=True)
     large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > INLINE_BYTES
-    onnx.save_model(
-        graph, file, save_as_external_data=large, location=f"{file.name}_data" if large else None
-    )
+    place = f"{file.name}_data" if large else None
+    onnx.save_model(graph, file, save_as_external_data=large, location=place)
 
 
 def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> None:
@@ -396,12 +392,9 @@ def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> 
     try:
         # A scale for each output, in 7 bits: 8 would overflow 16-bit sums where a processor has
         # no instruction for products of bytes.
+        source, target = hidden / ONNX["fp32"], hidden / ONNX["int8"]
         quantize_dynamic(
-            hidden / ONNX["fp32"],
-            hidden / ONNX["int8"],
-            per_channel=True,
-            reduce_range=True,
-            weight_type=QuantType.QInt8,
+            source, target, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8
         )
     finally:
         logger.setLevel(level)

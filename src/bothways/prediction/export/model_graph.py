@@ -14,9 +14,7 @@ Names and axes are those that programs expect of the classes of transformers:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from torch import nn
 from typing_extensions import assert_never
@@ -25,46 +23,12 @@ from bothways.core.errors import FolderError
 from bothways.hub.sentence_transformers import Pooling, SentenceEncoderConfig
 from bothways.model import heads as head_modules
 from bothways.model.model import Model
-from bothways.prediction.export.encoder_graph import (
-    LENGTH,
-    LOWEST,
-    ROWS,
-    EncoderGraph,
-    GlobalRule,
-    Separators,
-)
+from bothways.prediction.export import encoder_graph
+from bothways.prediction.export.encoder_graph import LENGTH, ROWS, ExportedPart, HeadKind
 from bothways.tasks.sentence_embedding.task import projection_of, sentence_encoder
 
 if TYPE_CHECKING:
     import onnx
-
-HeadKind = Literal[
-    "none", "masked", "causal", "tags", "replaced", "labels", "pair", "choice", "span"
-]
-"""Kind of head at the end of a graph; "none" for the vectors of tokens."""
-_RULES: Mapping[HeadKind, GlobalRule] = {
-    "labels": "first", "span": "question", "choice": "ending"
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ExportedPart:
-    """The part of a model that becomes a graph.
-
-    Attributes:
-        head: the kind of its head.
-        sentence: how the vectors of tokens are pooled; None for no `sentence_embedding`.
-        separators: where a Longformer's texts end.
-    """
-
-    head: HeadKind
-    sentence: SentenceEncoderConfig | None = None
-    separators: Separators | None = None
-
-    @property
-    def global_rule(self) -> GlobalRule:
-        """The tokens that are global in a model that has these, as tasks mark them."""
-        return _RULES.get(self.head, "none")
 
 
 def head_kind(kind: str) -> HeadKind:
@@ -80,23 +44,23 @@ def build_graph(model: Model, exported: ExportedPart) -> onnx.ModelProto:
     """Return the ONNX model of an encoder with one head, for any batch size and length.
 
     Examples:
-        >>> from bothways.prediction.export.model_graph import ExportedPart, build_graph
+        >>> from bothways.prediction.export.encoder_graph import ExportedPart
+        >>> from bothways.prediction.export.model_graph import build_graph
         >>> graph = build_graph(bothways.load_model("my-bert"), ExportedPart("masked"))
         >>> [output.name for output in graph.graph.output]
         ['logits']
     """
-    choices = exported.head == "choice"
-    graph = _ModelGraph(model, choices, exported.global_rule, exported.separators)
-    graph.append_head(exported)
-    return graph.finish(graph.inputs, exported.head)
+    graph = _ModelGraph(model, exported)
+    graph.append_head()
+    return graph.finish()
 
 
-class _ModelGraph(EncoderGraph):
+class _ModelGraph(encoder_graph.EncoderGraph):
     """A graph of a model, with a head after the last layer."""
 
-    def append_head(self, exported: ExportedPart) -> None:
+    def append_head(self) -> None:
         """Append the layers and the head, and name the outputs."""
-        layers, kind = self.layers(), exported.head
+        layers, exported, kind = self.layers(), self.exported, self.exported.head
         x = layers[-1]
         self.scope, config = f"/{kind}", self.config
         if kind == "none":
@@ -212,7 +176,7 @@ class _ModelGraph(EncoderGraph):
                 return self._mean(x)
             case "max":
                 keep = self.unsqueeze(self.op("Cast", self.mask, to=9), 2)
-                masked = self.op("Where", keep, x, LOWEST)
+                masked = self.op("Where", keep, x, encoder_graph.LOWEST)
                 return self.op("ReduceMax", masked, axes=(1,), keepdims=0)
             case "mean_sqrt_len_tokens":
                 count = self.op("Max", self.op("Cast", self._lengths(), to=1), 1.0)

@@ -89,7 +89,8 @@ def change_index(
             texts = [text for position in positions for _, text in index.documents(position)]
             progress.stage("counting words", len(texts))
             # An index without documents keeps its words, so that the next ones are counted, too.
-            ranking.BM25.of(texts or [""]).save(folder / f"bm25-{record.changes}")
+            scorer = ranking.count_words(texts or [""])
+            scorer.save(folder / f"bm25-{record.changes}", show_progress=False)
             change.record = dataclasses.replace(change.record, bm25=record.changes)
         replace_text(folder / RECORD, json.dumps(configs.to_dict(change.record), indent=1))
         return Index(folder)
@@ -243,9 +244,8 @@ class _Change:
                 if not record.scale:
                     scale = ranking.choose_scale(vectors)
                     self.record = record = dataclasses.replace(record, scale=scale)
-                codes[start : start + len(vectors)] = ranking.compress(
-                    vectors, record.stored, record.scale
-                )
+                stored = ranking.compress(vectors, record.stored, record.scale)
+                codes[start : start + len(vectors)] = stored
                 if record.stored == "binary":
                     signs.append(ranking.signs(vectors))
                 self.progress.advance(start + len(vectors))

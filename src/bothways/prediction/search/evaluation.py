@@ -11,15 +11,8 @@ import numpy as np
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.prediction.predictor import Predictor
-from bothways.prediction.search.ranking import BM25, encode_ids
-from bothways.tasks.sentence_embedding.examples import (
-    RetrievalData,
-    Run,
-    corpus_file,
-    read_beir,
-    score_run,
-    splits_of,
-)
+from bothways.prediction.search import ranking
+from bothways.tasks.sentence_embedding import examples as beir
 from bothways.tasks.sentence_embedding.vectors import top_k
 
 Scores = Mapping[str, float]
@@ -30,8 +23,8 @@ _SPLITS = ("test", "dev", "train")
 
 def beir_folders(path: Path) -> list[Path]:
     """Return a folder as BEIR's, or those that a folder holds, as NanoBEIR's; [] for others."""
-    folders = [path] if corpus_file(path) else sorted(path.iterdir()) if path.is_dir() else []
-    return [folder for folder in folders if corpus_file(folder)]
+    folders = [path] if beir.corpus_file(path) else sorted(path.iterdir()) if path.is_dir() else []
+    return [folder for folder in folders if beir.corpus_file(folder)]
 
 
 def evaluate_retrieval(
@@ -47,16 +40,16 @@ def evaluate_retrieval(
         progress.message("note: pip install 'bothways[search]' shows BM25 beside the model")
     results = dict[str, dict[str, Scores]]()
     for folder in folders:
-        splits = splits_of(folder)
+        splits = beir.splits_of(folder)
         split = next((name for name in _SPLITS if name in splits), "test")
-        data = read_beir(folder, split)
+        data = beir.read_beir(folder, split)
         if len(splits) > 1:
             progress.message(f"note: {folder.name}: of {listed(splits)}, the grades are of {split}")
         runs = {"vectors": rank_by_vectors(embedder, data, max(CUTOFFS), progress)}
         if has_words:
             runs["bm25"] = rank_by_words(data, max(CUTOFFS))
         results[folder.name] = {
-            name: score_run(run, data.grades, CUTOFFS) for name, run in runs.items()
+            name: beir.score_run(run, data.grades, CUTOFFS) for name, run in runs.items()
         }
     if len(results) > 1:
         first = next(iter(results.values()))
@@ -71,8 +64,8 @@ def evaluate_retrieval(
 
 
 def rank_by_vectors(
-    embedder: Predictor, data: RetrievalData, k: int, progress: Progress = SILENT
-) -> Run:
+    embedder: Predictor, data: beir.RetrievalData, k: int, progress: Progress = SILENT
+) -> beir.Run:
     """Return the k + 1 nearest documents of each query; one of them may have the query's own id."""
     task, normalised = embedder.task_model.task, embedder.similarity_name == "cosine"
 
@@ -88,18 +81,18 @@ def rank_by_vectors(
     documents = embed(list(data.documents.values()), task.role_prompt("document"))  # type: ignore[attr-defined]
     queries = embed(list(data.queries.values()), task.role_prompt("query"))  # type: ignore[attr-defined]
     ids = list(data.documents)
-    scores, rows = top_k(queries, documents, k + 1, names=encode_ids(ids))
+    scores, rows = top_k(queries, documents, k + 1, names=ranking.encode_ids(ids))
     return {
         query: {ids[row]: float(score) for row, score in zip(rows[n], scores[n], strict=True)}
         for n, query in enumerate(data.queries)
     }
 
 
-def rank_by_words(data: RetrievalData, k: int) -> Run:
+def rank_by_words(data: beir.RetrievalData, k: int) -> beir.Run:
     """Return the k + 1 best documents of each query by BM25, of those that share a word with it."""
-    counted, ids = BM25.of(data.documents.values()), list(data.documents)
-    names, run = encode_ids(ids), dict[str, dict[str, float]]()
+    scorer, ids = ranking.count_words(data.documents.values()), list(data.documents)
+    names, run = ranking.encode_ids(ids), dict[str, dict[str, float]]()
     for query, text in data.queries.items():
-        scores, rows = counted.search(text, k + 1, names=names)
+        scores, rows = ranking.search_by_words(scorer, text, k + 1, names)
         run[query] = {ids[row]: float(score) for score, row in zip(scores, rows, strict=True)}
     return run

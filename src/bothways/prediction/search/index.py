@@ -38,16 +38,7 @@ from bothways.data.tables import given_rows
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.prediction.search.ranking import (
-    BM25,
-    DTYPES,
-    CodedVectors,
-    Stored,
-    StoredVectors,
-    reads_codes,
-    search_codes,
-    search_signs,
-)
+from bothways.prediction.search import ranking
 from bothways.tasks.sentence_embedding.vectors import Found, Nearest, dot_products, top_k
 
 RECORD = "index.json"
@@ -101,7 +92,7 @@ class IndexRecord:
     digest: str
     width: int
     normalised: bool
-    stored: Stored = "fp32"
+    stored: ranking.Stored = "fp32"
     scale: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     length: int | None = None
@@ -153,7 +144,7 @@ class Index:
         self.embedders = dict[tuple[str | None, PredictPrecision, str], Predictor]()
         numbers = [segment.number for segment in record.segments]
         vectors = [self._array(f"vectors-{number}", record.width) for number in numbers]
-        self.vectors = StoredVectors(vectors, record.width, record.scale)
+        self.vectors = ranking.StoredVectors(vectors, record.width, record.scale)
         self.ids = np.concatenate([np.empty(0, "S1"), *(self._array(f"ids-{n}") for n in numbers)])
         self.offsets = [self._array(f"offsets-{number}") for number in numbers]
         self._texts = [self._mapped(f"texts-{number}.jsonl") for number in numbers]
@@ -162,11 +153,9 @@ class Index:
         self._codes = [self._codes_of(segment) for segment in record.segments]
         self.deleted = np.zeros(len(self.ids), bool)
         # Rows, vectors and offsets of a segment must agree, or a text would get another's vector.
-        counts = [
-            (s.rows, len(v), len(o) - 1)
-            for s, v, o in zip(record.segments, vectors, self.offsets, strict=True)
-        ]
-        if any(len(set(count)) > 1 for count in counts) or len(self.ids) != len(self.vectors):
+        files = zip(record.segments, vectors, self.offsets, strict=True)
+        counts = [{segment.rows, len(rows), len(ends) - 1} for segment, rows, ends in files]
+        if any(len(count) > 1 for count in counts) or len(self.ids) != len(self.vectors):
             raise self._damaged("its files differ in their numbers of documents")
         if record.deleted is not None:
             try:
@@ -194,12 +183,12 @@ class Index:
             array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise self._damaged(f"{name}.npy: {error}") from error
-        expected = "vectors" in name and DTYPES[self.record.stored]
+        expected = "vectors" in name and ranking.DTYPES[self.record.stored]
         if (expected and array.dtype != expected) or (width and array.shape[1:] != (width,)):
             raise self._damaged(f"{name}.npy has {array.shape} numbers of type {array.dtype}")
         return array
 
-    def _codes_of(self, segment: Segment) -> CodedVectors | None:
+    def _codes_of(self, segment: Segment) -> ranking.CodedVectors | None:
         if segment.error is None:
             return None
         codes = self._array(f"codes-{segment.number}", self.record.width)
@@ -207,7 +196,7 @@ class Index:
         typed = codes.dtype == np.int8 and scales.dtype == np.float32
         if not typed or (len(codes), *scales.shape) != (segment.rows, segment.rows):
             raise self._damaged(f"codes-{segment.number}.npy has {codes.shape} of {codes.dtype}")
-        return CodedVectors(codes, scales, segment.error)
+        return ranking.CodedVectors(codes, scales, segment.error)
 
     def _mapped(self, name: str) -> mmap.mmap:
         """Open a file of the folder, which stays readable when a change removes it."""
@@ -254,9 +243,13 @@ class Index:
         if not exact and any(segment.graph for segment in self.record.segments):
             return self._approximate(queries, k)
         if self.record.stored == "binary":
-            return search_signs(queries, self._signs, self.vectors, k, self.ids, self.deleted)
-        if reads_codes(len(queries)) and any(self._codes):
-            return search_codes(queries, self._codes, self.vectors, k, self.ids, self.deleted)
+            return ranking.search_signs(
+                queries, self._signs, self.vectors, k, self.ids, self.deleted
+            )
+        if ranking.reads_codes(len(queries)) and any(self._codes):
+            return ranking.search_codes(
+                queries, self._codes, self.vectors, k, self.ids, self.deleted
+            )
         return top_k(queries, self.vectors, k, names=self.ids, deleted=self.deleted)
 
     def _approximate(self, queries: NDArray[np.float32], k: int) -> Found:
@@ -298,8 +291,8 @@ class Index:
         return self._graphs.setdefault(number, graph)
 
     @functools.cached_property
-    def words(self) -> BM25:
-        """The words of all documents.
+    def words(self) -> Any:
+        """The scorer of bm25s for the words of all documents, with its arrays memory-mapped.
 
         Raises:
             ConfigError: the index was built without them.
@@ -308,8 +301,10 @@ class Index:
         if self.record.bm25 is None:
             fix = f"Build the index with {argument(bm25=True)}."
             raise ConfigError("the index was built without BM25", where="mode", fix=fix)
+        with optional("search", "BM25"):
+            import bm25s
         try:
-            return BM25.load(self.folder / f"bm25-{self.record.bm25}")
+            return bm25s.BM25.load(self.folder / f"bm25-{self.record.bm25}", mmap=True)
         except (OSError, ValueError, KeyError) as error:
             raise self._damaged(f"bm25-{self.record.bm25}: {error}") from error
 
@@ -388,22 +383,16 @@ class Index:
             rankings.append([self.by_words(query, count) for query in queries])
         hits = list[list[Hit]]()
         for query, *lists in zip(queries, *rankings, strict=True):
-            ranking = lists[0]
+            best = lists[0]
             if len(lists) > 1:  # of unlike scores: fused by their places alone
                 fused = dict[int, float]()
                 for position, (_, row) in itertools.chain(*(enumerate(x, 1) for x in lists)):
                     fused[row] = fused.get(row, 0.0) + 1 / (FUSED + position)
-                ids = self.ids
-                ranking = sorted(
-                    ((score, row) for row, score in fused.items()),
-                    key=lambda pair: (pair[0], ids[pair[1]]),
-                    reverse=True,
-                )
-            texts = self.texts([row for _, row in ranking[: count if reranker else k]])
-            ranked = [
-                Hit(self.ids[row].decode(), score, text)
-                for (score, row), text in zip(ranking, texts, strict=False)
-            ]
+                ids, sums = self.ids, ((score, row) for row, score in fused.items())
+                best = sorted(sums, key=lambda pair: (pair[0], ids[pair[1]]), reverse=True)
+            texts = self.texts([row for _, row in best[: count if reranker else k]])
+            named = zip(best, texts, strict=False)
+            ranked = [Hit(self.ids[row].decode(), score, text) for (score, row), text in named]
             if reranker and ranked:
                 scored = reranker((query, [hit.text for hit in ranked]))
                 ranked = ordered(ranked, scored.logits)[:k]
@@ -411,7 +400,8 @@ class Index:
         return hits
 
     def by_words(self, query: str, count: int) -> list[tuple[float, int]]:
-        scores, rows = self.words.search(query, count, names=self.ids[self.live])
+        names = self.ids[self.live]
+        scores, rows = ranking.search_by_words(self.words, query, count, names)
         return list(zip(scores.tolist(), self.live[rows].tolist(), strict=True))
 
     @functools.cached_property

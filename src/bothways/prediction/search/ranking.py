@@ -17,9 +17,9 @@ are ranked by bm25s (Lù 2024), in Lucene's form of BM25.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence as Many
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -177,9 +177,8 @@ def search_codes(
         length = np.linalg.norm(query.astype(np.float64))
         slack = max(length * segment.error for segment in segments if segment is not None)
         nearest = Nearest(k, dot_products(query[None], vectors), np.zeros(1), names)
-        for start, stop, segment in zip(
-            vectors.starts[:-1].tolist(), vectors.starts[1:].tolist(), segments, strict=True
-        ):
+        bounds = itertools.pairwise(vectors.starts.tolist())
+        for (start, stop), segment in zip(bounds, segments, strict=True):
             if segment is None:
                 block = vectors[start:stop]
                 scores = block @ query
@@ -212,11 +211,9 @@ def search_signs(
     deleted: Shaped[np.ndarray, " rows"],
 ) -> Found:
     """Return the k best of the rows whose signs are nearest to those of a query."""
-    count = min(len(vectors), k * OVERSAMPLING)
-    candidates = [
-        _nearest_signs(query, segments, vectors.starts.tolist(), count, deleted)
-        for query in signs(queries).T
-    ]
+    count, starts = min(len(vectors), k * OVERSAMPLING), vectors.starts.tolist()
+    words = signs(queries).T
+    candidates = [_nearest_signs(query, segments, starts, count, deleted) for query in words]
     nearest = Nearest(k, dot_products(queries, vectors), np.zeros(len(queries)), names)
     # The true dot products decide among candidates; signs only choose them.
     nearest.queries = np.repeat(np.arange(len(queries)), [len(rows) for rows in candidates])
@@ -282,51 +279,33 @@ def search_words(text: str) -> list[str]:
     return [word for word in _WORDS.findall(text.lower()) if word not in STOPWORDS_EN]
 
 
-class BM25:
-    """The words of documents, counted by an indexed scorer of bm25s."""
+def count_words(texts: Iterable[str]) -> Any:
+    """Return the indexed scorer of bm25s for at least one text; ResourceError without bm25s."""
+    with optional("search", "BM25"):
+        import bm25s
+    ids, documents = dict[str, int](), list[list[int]]()
+    for text in texts:
+        documents.append([ids.setdefault(word, len(ids)) for word in search_words(text)])
+    scorer, ids = bm25s.BM25(), ids or {"": 0}
+    with np.errstate(invalid="ignore"):  # the mean length of empty texts is 0
+        scorer.index(bm25s.tokenization.Tokenized(documents, ids), show_progress=False)
+    return scorer
 
-    def __init__(self, scorer: Any) -> None:
-        self.scorer = scorer
 
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> BM25:
-        """Count the words of texts, at least one; ResourceError if bm25s is not installed."""
-        with optional("search", "BM25"):
-            import bm25s
-        ids, documents = dict[str, int](), list[list[int]]()
-        for text in texts:
-            documents.append([ids.setdefault(word, len(ids)) for word in search_words(text)])
-        scorer = bm25s.BM25()
-        ids = ids or {"": 0}
-        with np.errstate(invalid="ignore"):  # the mean length of empty texts is 0
-            scorer.index(bm25s.tokenization.Tokenized(documents, ids), show_progress=False)
-        return cls(scorer)
+def search_by_words(
+    scorer: Any, query: str, k: int, names: Shaped[np.ndarray, " rows"]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return scores and rows of the k best documents that share a word with a query.
 
-    @classmethod
-    def load(cls, folder: Path) -> BM25:
-        """Open a folder that `save` has written; its arrays are memory-mapped."""
-        with optional("search", "BM25"):
-            import bm25s
-        return cls(bm25s.BM25.load(folder, mmap=True))
-
-    def save(self, folder: Path) -> None:
-        """Write the counts to a folder."""
-        self.scorer.save(folder, show_progress=False)
-
-    def search(
-        self, query: str, k: int, *, names: Shaped[np.ndarray, " rows"] | None = None
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return scores and rows of the k best documents that share a word with a query.
-
-        Equal scores are ordered as by `nearest.top_k`.
-        """
-        words = [word for word in search_words(query) if word in self.scorer.vocab_dict]
-        if not words:
-            return np.empty(0, np.float32), np.empty(0, np.int64)
-        scores = self.scorer.get_scores(words).astype(np.float32)
-        # Without a shared word the score is 0: such documents are no hits.
-        scores[scores <= 0] = -np.inf
-        nearest = Nearest(k, lambda _, rows: scores[rows], np.zeros(1), names)
-        nearest.add(0, scores[None])
-        found: Found = nearest.result()
-        return found[0][0], found[1][0]
+    Equal scores are ordered as by `nearest.top_k`.
+    """
+    words = [word for word in search_words(query) if word in scorer.vocab_dict]
+    if not words:
+        return np.empty(0, np.float32), np.empty(0, np.int64)
+    scores = scorer.get_scores(words).astype(np.float32)
+    # Without a shared word the score is 0: such documents are no hits.
+    scores[scores <= 0] = -np.inf
+    nearest = Nearest(k, lambda _, rows: scores[rows], np.zeros(1), names)
+    nearest.add(0, scores[None])
+    found: Found = nearest.result()
+    return found[0][0], found[1][0]
