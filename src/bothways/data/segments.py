@@ -431,6 +431,13 @@ def draw_other_segments(
     low, high = selection.documents[ids], selection.documents[ids + 1]
     begin = rng.integers(low, high)
     start = selection.sentences[begin]
-    # The first sentence that begins at the target or later, or the end of the document.
-    end = np.searchsorted(selection.sentences, start + target_tokens)
-    return start, selection.sentences[np.clip(end, begin + 1, high)]
+    # Every sentence has a token, so that `wanted` sentences are always enough.
+    end = np.minimum(high, begin + np.maximum(target_tokens, 1))
+    # Binary search for the first sentence of each that begins at its target or later, or `end`.
+    low, high, targets = begin + 1, end, start + target_tokens
+    while (low < high).any():
+        middle = (low + high) // 2
+        reached = selection.sentences[middle] >= targets
+        low = np.where(reached | (low == high), low, middle + 1)
+        high = np.where(reached, np.minimum(middle, high), high)
+    return start, selection.sentences[low]
