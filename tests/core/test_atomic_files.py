@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(tmp_path, m
 def test_files_in_folders_within_are_flushed_too(tmp_path, monkeypatch):
     flushed: list[str] = []
     monkeypatch.setattr(
-        files, "flush", lambda path: flushed.append(os.path.relpath(path, tmp_path))
+        files, "_flush", lambda path: flushed.append(os.path.relpath(path, tmp_path))
     )
     with replace_folder(tmp_path / "model") as hidden:
         (hidden / "1_Pooling").mkdir()

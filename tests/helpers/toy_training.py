@@ -241,14 +241,14 @@ def session(
 
 def killed_in_save(folder: Path, flush: int) -> None:
     """A session that is killed when a file is flushed for the n-th time: in the middle of a checkpoint."""
-    count, real = iter(range(1, 10**6)), files.flush
+    count, real = iter(range(1, 10**6)), files._flush
 
     def flush_or_die(path: Path) -> None:
         if next(count) == flush:
             os.kill(os.getpid(), signal.SIGKILL)
         real(path)
 
-    files.flush = flush_or_die
+    files._flush = flush_or_die
     session(folder)
 
 

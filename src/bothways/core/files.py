@@ -109,9 +109,9 @@ def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
             hidden.mkdir(parents=True)
             yield hidden
             for path in (*hidden.rglob("*"), hidden):
-                flush(path)
+                _flush(path)
             _rename_twice(hidden, real)
-            flush(real.parent)
+            _flush(real.parent)
         except ResourceError as error:
             if error.where is not None and Path(error.where).is_relative_to(hidden):
                 error.where = target / Path(error.where).relative_to(hidden)
@@ -151,7 +151,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     with errors.os_errors(path, _FIX):
         try:
             write(hidden)
-            flush(hidden)
+            _flush(hidden)
             hidden.replace(target)
         finally:
             hidden.unlink(missing_ok=True)
@@ -220,8 +220,7 @@ def _put_aside(path: Path) -> Path:
     return old
 
 
-def flush(path: Path) -> None:
-    """Wait until a file or the entries of a folder are on the disk. Raises OSError."""
+def _flush(path: Path) -> None:
     if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

@@ -329,7 +329,7 @@ def _check_same(
     if not has_times or (origins, reading) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
         # compared to encoding them.
-        names = (name for name, _ in shards.cut_shards(documents, settings))
+        names = (job.name for job in shards.cut_shards(documents, settings))
         if _text_digest(names) != built.text:
             raise DataError("holds a corpus of other documents", where=folder, fix=fix)
     # A build that was killed after it wrote the manifest leaves its work.
@@ -353,8 +353,8 @@ def _build(
         """Yield the jobs without a shard; note the names of all."""
         # Finished shards of an interrupted build are found by their names, digests of their text.
         for job in shards.cut_shards(documents, settings):
-            names.append(job[0])
-            if not (work / job[0]).exists():
+            names.append(job.name)
+            if not (work / job.name).exists():
                 yield job
 
     encode = functools.partial(shards.encode_shard, tokenizer, words, settings)

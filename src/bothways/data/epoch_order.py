@@ -181,11 +181,10 @@ class Selection:
 
     def block_numbers(self, seed: int, epoch: int, block: int = 0) -> Iterator[int]:
         """Yield the numbers of the blocks of an epoch from `block` on."""
-        window, index = divmod(block, BLOCKS)
-        yield block
-        yield from range(block + 1, block - index + self.blocks(seed, epoch, window))
-        if window + 1 < self.windows:
-            yield from self.block_numbers(seed, epoch, (window + 1) * BLOCKS)
+        for window in range(block // BLOCKS, self.windows):
+            begin = max(block, window * BLOCKS)
+            yield begin  # before the window is opened
+            yield from range(begin + 1, window * BLOCKS + self.blocks(seed, epoch, window))
 
     def share_before(self, seed: int, epoch: int, block: int, fraction: float) -> float:
         """Return the share of an epoch before a place: after the share `fraction` of a block.

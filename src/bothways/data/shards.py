@@ -32,18 +32,20 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import itertools
+import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError, argument, render
-from bothways.core.files import flush, replace_file, without_surrogates
+from bothways.core.files import replace_file, without_surrogates
 from bothways.core.progress import SILENT, Progress
 from bothways.data import manifest
 from bothways.data.cleaning.config import Cleaning, clean_texts
@@ -61,8 +63,11 @@ _LAYOUT = "3"  # of the files: those of another layout are made again
 Shard = dict[str, Any]
 
 
-Job = tuple[str, list[str]]
-"""A shard to make: the name of its file, and the texts of its documents."""
+class Job(NamedTuple):
+    """A shard to make: the name of its file, and the texts of its documents."""
+
+    name: str
+    texts: list[str]
 
 
 def token_type(size: int) -> Literal["uint16", "uint32"]:
@@ -88,7 +93,7 @@ def cut_shards(documents: Iterable[Document], settings: manifest.CorpusSettings)
                 raw = text.encode("utf-8", "surrogatepass")
                 digest.update(len(raw).to_bytes(8, "little"))
                 digest.update(raw)
-            yield f"{number:07d}-{digest.hexdigest()}.npz", texts
+            yield Job(f"{number:07d}-{digest.hexdigest()}.npz", texts)
             texts, size, number = [], 0, number + 1
 
 
@@ -100,8 +105,7 @@ def encode_shard(
     Example: the texts ["A b. C.", "D."] → sentences A b. | C. | D.; lengths [3, 2, 2]; counts
     [2, 1]; sizes [5, 2].
     """
-    name, raw_texts = job
-    texts = [without_surrogates(text) for text in raw_texts]
+    texts = [without_surrogates(text) for text in job.texts]
     languages = [settings.language] * len(texts)
     if settings.language == AUTO:
         languages = [detect_language(text) for text in texts]
@@ -140,7 +144,7 @@ def encode_shard(
     if signed := cleaned.signed:
         shard |= {"signatures": signed.signatures, "shingles": signed.shingles}
         shard["shingle_counts"] = signed.counts
-    return name, shard
+    return job.name, shard
 
 
 def store_shard(path: Path, shard: Shard) -> None:
@@ -159,6 +163,9 @@ def read_shard(path: Path, *names: str) -> Shard:
         fix = "Run the same command again: only this part is made again."
         raise DataError("was damaged on disk after it was written", where=path, fix=fix) from error
 
+
+SIGNATURES, SHINGLES = "signatures.bin", "shingles.bin"
+"""Files next to the shards, as long as near-duplicates are searched for."""
 
 SHORT, DUPLICATE, NEAR = "min_tokens", "duplicates", "near_duplicates"
 """The names of the steps that follow the rules."""
@@ -196,8 +203,10 @@ def choose_documents(
     remaining = np.flatnonzero(fates == 0)
     # What is compared of the documents that stay so far is written to files, which are mapped.
     offset, counts = 0, [np.zeros(1, dtype=np.int64)]
-    signature_file, shingle_file = folder / "signatures.bin", folder / "shingles.bin"
-    with signature_file.open("wb") as signatures, shingle_file.open("wb") as shingles:
+    with contextlib.ExitStack() as files:
+        signatures, shingles = (
+            files.enter_context((folder / name).open("wb")) for name in (SIGNATURES, SHINGLES)
+        )
         for path in shards:
             shard = read_shard(path, "signatures", "shingles", "shingle_counts")
             mask = fates[offset : offset + len(shard["signatures"])] == 0
@@ -207,15 +216,15 @@ def choose_documents(
             offset += len(mask)
     permutations = cleaning.near_duplicates.permutations
     texts = SignedTexts(
-        manifest.map_array(shingle_file, "uint32"),
+        manifest.map_array(folder / SHINGLES, "uint32"),
         np.cumsum(np.concatenate(counts)),
-        manifest.map_array(signature_file, "uint16").reshape(-1, permutations),
+        manifest.map_array(folder / SIGNATURES, "uint16").reshape(-1, permutations),
     )
     del counts
     # Only documents that are still there are compared: `repeated` counts among them.
     repeated = find_near_duplicates(texts, cleaning.near_duplicates, progress)
-    signature_file.unlink()
-    shingle_file.unlink()
+    for name in (SIGNATURES, SHINGLES):
+        (folder / name).unlink()
     fates[remaining[repeated]] = fate[NEAR]
     return steps, fates
 
@@ -297,6 +306,26 @@ def nothing_left(
     return DataError(message, where=folder, fix=fix)
 
 
+class _Column:
+    """An array that is written piece by piece, with its digest."""
+
+    def __init__(self, file: io.BufferedWriter) -> None:
+        self._file, self._digest, self._bytes = file, hashlib.sha256(), 0
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Write the next piece."""
+        raw = np.ascontiguousarray(values).view(np.uint8).data
+        self._file.write(raw)
+        self._digest.update(raw)
+        self._bytes += len(raw)
+
+    def finish(self) -> manifest.Stored:
+        """Flush the file to disk; return its size and digest."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return manifest.Stored(self._bytes, self._digest.hexdigest())
+
+
 def merge_shards(
     shards: Sequence[Path],
     folder: Path,
@@ -332,10 +361,11 @@ def merge_shards(
     bits = np.zeros(0, dtype=np.bool_)  # of words: up to seven wait for the next shard
     with contextlib.ExitStack() as open_files:
         columns = {
-            name: open_files.enter_context((folder / name).open("wb")) for name in file_names
+            name: _Column(open_files.enter_context((folder / name).open("wb")))
+            for name in file_names
         }
-        for name in (manifest.SENTENCES, manifest.DOCUMENTS):
-            columns[name].write(np.zeros(1, dtype=np.uint64).data)
+        columns[manifest.SENTENCES].append(np.zeros(1, dtype=np.uint64))
+        columns[manifest.DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
         for number, path in enumerate(shards, 1):
             shard = read_shard(path, *arrays)
             ids, lengths, counts = shard["ids"], shard["lengths"], shard["counts"]
@@ -350,22 +380,20 @@ def merge_shards(
             marks = np.repeat(remaining, counts)
             token_marks = np.repeat(marks, lengths)
             ids, lengths, counts = ids[token_marks], lengths[marks], counts[remaining]
-            columns[manifest.TOKENS].write(ids.data)
+            columns[manifest.TOKENS].append(ids)
             if has_words:
                 bits = np.concatenate([bits, shard["begins"][token_marks]])
                 whole = len(bits) // 8 * 8
-                columns[manifest.WORDS].write(np.packbits(bits[:whole]).data)
+                columns[manifest.WORDS].append(np.packbits(bits[:whole]))
                 bits = bits[whole:]
-            columns[manifest.SENTENCES].write((tokens + np.cumsum(lengths, dtype=np.uint64)).data)
-            columns[manifest.DOCUMENTS].write((sentences + np.cumsum(counts, dtype=np.uint64)).data)
+            columns[manifest.SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
+            columns[manifest.DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
             tokens, sentences = tokens + len(ids), sentences + len(lengths)
             words += int(shard["words"][remaining].sum())
             progress.advance(number)
         if has_words:
-            columns[manifest.WORDS].write(np.packbits(bits).data)
-    for name in file_names:
-        flush(folder / name)
-    files = {name: manifest.describe_file(folder / name) for name in file_names}
+            columns[manifest.WORDS].append(np.packbits(bits))
+        files = {name: column.finish() for name, column in columns.items()}
     text_read = manifest.TextRead(documents_read, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
     lines = (
         manifest.StepCounts(name, 0, int(size), int(count))

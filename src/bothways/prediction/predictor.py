@@ -658,8 +658,9 @@ def open_task(
     """
     reopen = None
     if runtime == "torch":
-        options: Any = {"length": length, "device": device, "settings": settings}
-        reopen = functools.partial(open_task_model, folder, task, **options)
+        reopen = functools.partial(
+            open_task_model, folder, task, length=length, device=device, settings=settings
+        )
         task_model = reopen()
         is_static = isinstance(task_model.model.encoder, StaticEncoder)
         if is_static and precision not in ("auto", "fp32"):

@@ -175,8 +175,10 @@ class Sweep:
 
         Cells where all texts have the same vector come last.
         """
-        results = [(c.correlation.anisotropy < ONE, c.correlation.spearman) for c in self.cells]
-        return self.cells[results.index(max(results))]
+        return max(
+            self.cells,
+            key=lambda cell: (cell.correlation.anisotropy < ONE, cell.correlation.spearman),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `bothways evaluate --json` writes them."""

@@ -126,8 +126,9 @@ class BulkRequest:
         """Return the task alone, for a process that computes nothing."""
         if self.runtime != "torch":
             return self.open().task_model.task
-        options: Any = {"length": self.length, "settings": nest(self.settings)}
-        return open_task_model(self.model, self.task, device="cpu", **options).task
+        return open_task_model(
+            self.model, self.task, length=self.length, device="cpu", settings=nest(self.settings)
+        ).task
 
     def columns(self, task: Task[Any, Any]) -> Any:
         """Return the columns that are named, see `named_columns`."""
