@@ -225,3 +225,20 @@ def test_a_run_opens_in_transformers_and_its_boundary_network_resumes(corpus, tm
 def test_other_encoders_are_refused():
     with pytest.raises(ConfigError, match="does not fit this encoder"):
         MaskedLMSpanBoundary().models(preset("gpt2"))
+
+
+def test_its_gradient_reaches_the_borders_alone(module, monkeypatch):
+    batch = pack(draw_sequences(SPANS))
+    encode, kept = module.model.encoder.forward, []
+
+    def spy(*args, **kwargs):
+        hidden = encode(*args, **kwargs)
+        hidden.last.retain_grad()
+        kept.append(hidden.last)
+        return hidden
+
+    monkeypatch.setattr(module.model.encoder, "forward", spy)
+    module(batch)["boundary"].total.backward()
+    reached = set(torch.nonzero(kept[0].grad.abs().sum(1)).flatten().tolist())
+    targets = batch.targets["boundary"]
+    assert reached == {*targets.left.tolist(), *targets.right.tolist()}

@@ -68,3 +68,9 @@ def test_scores_are_of_all_predictions_in_one_pass(tmp_path):
     of_two = make_task(tmp_path, ("x", "y")).score([(TextExample("t", None, "y"), impossible)])
     assert "f1" in of_two
     assert 100 < of_two["loss"] < math.inf
+
+
+@pytest.mark.parametrize("name", ["tokens", "window"])
+def test_a_pace_of_nothing_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
+        PredictConfig(**{name: 0})

@@ -1,6 +1,7 @@
 """Filling masks: probabilities are transformers', joint fillings are products of its conditionals, texts keep their form."""
 
 import copy
+import itertools
 import json
 import math
 import random
@@ -8,6 +9,7 @@ import random
 import numpy as np
 import pytest
 import tokenizers
+import torch
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
@@ -150,3 +152,15 @@ def test_what_cannot_be_filled_is_refused(made):
         MaskFillingTask(top=0)
     with pytest.raises(ConfigError, match=r"^top: must be at most the 16 tokens"):
         MaskFillingTask(top=17).bind(model, tokenizer, (), 12)
+
+
+def test_the_head_computes_at_masks_alone(made):
+    model, tokenizer, _ = made
+    rows = []
+    texts = map(" ".join, itertools.product(["ape bee cat", "dog"], ["[MASK]", "[MASK] elk"]))
+    hook = lambda module, inputs, output: rows.append(len(output))  # noqa: E731
+    task = MaskFillingTask().bind(model, tokenizer, (), 24)
+    with model.heads["masked"].register_forward_hook(hook):
+        list(predict(task, map(TextExample, texts)))
+    assert rows == [4]
+    assert torch.is_grad_enabled()
