@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from bothways.cli import main as cli
-from bothways.cli.main import app
 from spread import in_turn
 from terminal import NUMBERS, run_line
 from toy_bulk import make_classifier, make_rows, write_rows
@@ -111,10 +110,10 @@ def whole_place(place) -> Path:
 
 
 def test_every_command_is_run_here():
-    names = {name for name in app if not name.startswith("-")} - cli.PARENTS.keys()
+    names = set[str]()
     for parent, verbs in cli.PARENTS.items():
-        names |= {f"{parent} {name}" for name in verbs if not name.startswith("-")}
-    assert names == QUICK.keys() | SLOW.keys() | SERVERS.keys() | ELSEWHERE
+        names |= {f"{parent} {name}".strip() for name in verbs if not name.startswith("-")}
+    assert names - cli.PARENTS.keys() == QUICK.keys() | SLOW.keys() | SERVERS.keys() | ELSEWHERE
 
 
 @pytest.mark.parametrize(("name", "kind"), in_turn([(name,) for name in QUICK], [*ENVIRONMENTS]))

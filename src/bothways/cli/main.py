@@ -112,8 +112,8 @@ _HELP = {
     "corpus": "Build a memory-mapped corpus from text, and inspect it.",
     "reproduce": "Run published experiments and compare with the published results.",
 }
-PARENTS = {name: App(name=name, help=text) for name, text in _HELP.items()}
-"""The commands that have commands of their own."""
+PARENTS = {"": app, **{name: App(name=name, help=text) for name, text in _HELP.items()}}
+"""The program, and its commands that have commands of their own."""
 PARENTS["tokenizer"].group = PARENTS["corpus"].group = _GROUPS["Data"]
 PARENTS["reproduce"].group, PARENTS["tokenizer"].sort_key = _GROUPS["Learn"], 0
 # The commands by group, with their module in bothways.cli and an example; the docstring of the
@@ -173,23 +173,23 @@ _COMMANDS = {
 for _group, _commands in _COMMANDS.items():
     for _order, (_name, (_module, _example)) in enumerate(_commands.items()):
         _parent, _, _verb = _name.rpartition(" ")
-        PARENTS.get(_parent, app).command(
+        PARENTS[_parent].command(
             f"bothways.cli.{_module}:{_verb.replace('-', '_')}",
             name=_verb,
             group=None if _parent else _GROUPS[_group],
             sort_key=_order,
             help_epilogue=f"Example: `bothways {_name} {_example}`",
         )
-for _app in PARENTS.values():
-    app.command(_app)
+for _name in _HELP:
+    app.command(PARENTS[_name])
 app.register_install_completion_command(group=_GROUPS["Help"])
 app["--help"].group = app["--version"].group = _GROUPS["Help"]
 
 
 def import_for_help(words: list[str]) -> None:
     """Import all commands if these words ask for help, which lists the first line of each."""
-    if {"--help", "-h"} & {*words} or words in ([], *([name] for name in PARENTS)):
-        for parent in (app, *PARENTS.values()):
+    if {"--help", "-h"} & {*words} or " ".join(words) in PARENTS:
+        for parent in PARENTS.values():
             for name in parent:
                 _ = parent[name]
 
