@@ -21,7 +21,7 @@ from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, meter, parallel, saved_state
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import evaluate_losses
-from bothways.training.meter import ENDED_BY_WATCHDOG, Pace, Watchdog, stragglers
+from bothways.training.meter import ENDED_BY_WATCHDOG, Watchdog, stragglers
 from bothways.training.parallel import (
     Replicated,
     Sharding,
@@ -373,12 +373,6 @@ def paced(*seconds: float) -> dict[str, float]:
 )
 def test_a_straggler_takes_much_longer_than_the_median(seconds, expected):
     assert stragglers(paced(*seconds)) == expected
-
-
-def test_one_process_has_no_pace_to_compare():
-    pace = Pace(Single())
-    pace.add(1.0, 100)
-    assert pace.read() == {}
 
 
 def test_the_rank_whose_loss_is_no_number_is_named():

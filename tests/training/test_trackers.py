@@ -10,7 +10,6 @@ from bothways.core.errors import CheckpointError, ResourceError
 from bothways.training import trackers
 from bothways.training.meter import (
     EvaluationScores,
-    Peak,
     Speed,
     StepReport,
     report_values,
@@ -167,7 +166,7 @@ def clock(monkeypatch):
 
 
 def test_speed_is_tokens_by_the_time_between_two_marks(clock):
-    speed = Speed(Tokens(10_000), Peak(flops_per_token=2e6, flops_per_second=1e9))
+    speed = Speed(Tokens(10_000), peak=500.0)
     assert speed.mark(RunState(tokens=1000)) == {"share": 0.1}
     clock.now += 5.0
     assert speed.mark(RunState(tokens=2000)) == pytest.approx(

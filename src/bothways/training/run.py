@@ -256,7 +256,7 @@ class TrainingRun:
         phases: in order; the last one ends with the run.
         store: the checkpoints, in a folder or in memory.
         evaluation: metrics of the training module as it is, equal on all ranks.
-        peak: the highest possible speed, for comparison.
+        peak: the highest possible speed, in tokens a second, for comparison.
         rules: exceptions for single parameters.
         progress: receives the stage "training", the records in words, and those of evaluations.
         on_event: called on every rank after each step, report, evaluation and checkpoint.
@@ -271,7 +271,7 @@ class TrainingRun:
     plan: Plan
     store: Store
     evaluation: Evaluation | None = None
-    peak: meters.Peak | None = None
+    peak: float | None = None
     rules: optimizers.ParameterRules = optimizers.same_for_all
     progress: Progress = SILENT
     on_event: OnEvent = lambda event: None

@@ -48,7 +48,6 @@ from bothways.model.model import Model
 from bothways.model.positions import Disentangled
 from bothways.training import optimizers
 from bothways.training.loop import arithmetic_of
-from bothways.training.meter import Peak
 from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
 from bothways.training.run import Training
 from bothways.training.schedules import WSD
@@ -612,9 +611,11 @@ def seconds_per_byte(folder: Path) -> float:
         return (time.perf_counter() - start) / len(content)
 
 
-def peak_of(forward: float, training: Training, device: torch.device, plan: Plan) -> Peak:
-    """Return the peak that the speed of a run is compared with: the operations of a step per token,
-    three times those of a `forward` pass, and the rate of matrix products of all ranks.
+def peak_of(forward: float, training: Training, device: torch.device, plan: Plan) -> float:
+    """Return the highest possible speed of a run, in tokens a second.
+
+    It is the rate of matrix products of all ranks over the operations of a step per token, three
+    times those of a `forward` pass.
     """
     rate = devices.gemm_rate(device, devices.resolve_precision(training.precision, device))
-    return Peak((1 + BACKWARD) * forward, rate * plan.world)
+    return rate * plan.world / ((1 + BACKWARD) * forward)
