@@ -29,7 +29,7 @@ from bothways.training.checkpoint import (
 )
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Replicated
-from bothways.training.saved_state import RunTensors, new_checkpoint
+from bothways.training.saved_state import RunTensors, save_checkpoint
 from bothways.training.schedules import RunState
 from toy_training import CONFIG, SINGLE, Toy, equal, exit_code, toy
 
@@ -46,7 +46,7 @@ def trained():
 
 def save(run, training_module, optimizer, progress, metrics=None):
     tensors = RunTensors(training_module, optimizer, SINGLE)
-    new_checkpoint(run, tensors, progress, metrics=metrics or {}, config=CONFIG).write()
+    save_checkpoint(run, tensors, progress, metrics=metrics or {}, config=CONFIG)
     return run / f"step-{progress.steps}"
 
 

@@ -30,7 +30,7 @@ from bothways.training.parallel import (
     plan_here,
     rank_device,
 )
-from bothways.training.saved_state import NewCheckpoint
+from bothways.training.saved_state import write_shards
 from bothways.training.schedules import RunState
 from bothways.training.trackers import TensorBoard
 from toy_training import (
@@ -205,13 +205,13 @@ def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know():
 
 def save_slowly(seconds: float) -> None:
     """Let the main rank take longer to save."""
-    write = NewCheckpoint.write
+    save = saved_state.save_checkpoint
 
-    def slow(new: NewCheckpoint, *arguments: object) -> None:
+    def slow(*arguments: object) -> None:
         time.sleep(seconds)
-        write(new, *arguments)
+        save(*arguments)
 
-    NewCheckpoint.write = slow
+    saved_state.save_checkpoint = slow
 
 
 def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None:
@@ -250,10 +250,6 @@ def test_every_rank_of_an_interrupted_run_ends_as_interrupted(rank, monkeypatch,
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def parts_of(tensor: torch.Tensor) -> NewCheckpoint:
-    return NewCheckpoint(Path(), Single(), {}, {"weight": tensor}, {}, {}, in_parts=True)
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_error_of_a_disk_is_not_hidden_in_the_report_about_ranks(tmp_path, monkeypatch):
     """torch raises a `BaseException` whose text is a traceback."""
@@ -264,12 +260,12 @@ def test_the_error_of_a_disk_is_not_hidden_in_the_report_about_ranks(tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match=r"No space left on device \(rank 0\)"):
-            parts_of(torch.ones(4)).write_parts(tmp_path)
+            write_shards(tmp_path, {"weights/weight": torch.ones(4)})
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_part_that_cannot_be_read_is_one_message(tmp_path):
-    parts_of(torch.ones(4)).write_parts(tmp_path)
+    write_shards(tmp_path, {"weights/weight": torch.ones(4)})
     for part in (tmp_path / "shards").glob("*.distcp"):
         part.unlink()
     with pytest.raises(CheckpointError, match=r"shards cannot be read: .* \(rank 0\)"):

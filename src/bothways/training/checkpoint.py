@@ -373,11 +373,10 @@ class FolderStore:
         A rank that went on would take the main one for one that hangs, and would only learn that
         it is lost if the disk is full.
         """
-        new = saved_state.new_checkpoint(self.folder, tensors, state, metrics, self.config)
 
         def write() -> None:
             """Write it, and delete those that need not stay."""
-            new.write()
+            saved_state.save_checkpoint(self.folder, tensors, state, metrics, self.config)
             if is_main(tensors.plan):
                 prune(self.folder, keep, state.steps, state.plateau)
 
@@ -395,8 +394,8 @@ class FolderStore:
     ) -> Iterator[RunSession]:
         """Open the trackers and the record of steps; signals end the session."""
         with contextlib.ExitStack() as stack:
-            interruption = stack.enter_context(Interruption())
-            session = RunSession(is_interrupted=lambda: interruption.asked)
+            signals = stack.enter_context(catch_signals())
+            session = RunSession(is_interrupted=lambda: bool(signals))
             if is_main(plan):
                 folder, step = self.folder, state.steps
                 record = StepRecord(folder, step, plan.world)
@@ -512,43 +511,33 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
             raise
 
 
-class Interruption:
-    """Notes the first of the signals while it is open, and restores the handlers.
+@contextlib.contextmanager
+def catch_signals() -> Iterator[list[signal.Signals]]:
+    """Yield the list of the signals that come while it is open; restore the handlers at its end.
 
     Signals reach the main thread alone: opened in another thread, it changes nothing.
     """
+    received = list[signal.Signals]()
 
-    def __init__(self) -> None:
-        self.by: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    @property
-    def asked(self) -> bool:
-        """True if a signal has come."""
-        return self.by is not None
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            # What is ignored stays so: `nohup` ignores SIGHUP.
-            self._before = {
-                number: signal.signal(number, self._note)
-                for number in END_SIGNALS
-                if signal.getsignal(number) != signal.SIG_IGN
-            }
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+    def note(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.by = self.by or signal.Signals(number)
+        received.append(signal.Signals(number))
         # Not through sys.stderr: the signal may have come in the middle of a write to it.
         with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader of the output, too
             message = "the run saves after this step and ends. Ctrl-C ends it at once."
-            os.write(2, f"\n{self.by.name}: {message}\n".encode())
+            os.write(2, f"\n{received[0].name}: {message}\n".encode())
+
+    handlers = dict[signal.Signals, Any]()
+    if threading.current_thread() is threading.main_thread():
+        # What is ignored stays so: `nohup` ignores SIGHUP.
+        numbers = [n for n in END_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def resume_command(arguments: Sequence[str]) -> str:
