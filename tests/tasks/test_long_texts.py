@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from bothways.core.errors import ConfigError
-from bothways.finetuning.data import label
+from bothways.finetuning.data import label, needed_length
 from bothways.prediction.engine import predict
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_task import Fit, TextExample
-from bothways.training.encoding_checks import needed_length
 from parity import batch_of, check_sum
 from toy_task import VOCABULARY, WORDS, make_task, make_tokenizer
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bothways.core.errors import BothwaysError, Finding, report_findings
+from bothways.finetuning.data import check_casing, check_inputs
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
@@ -14,7 +15,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_task import TextExample
 from bothways.training import step_cost
 from bothways.training.checkpoint import Keep
-from bothways.training.encoding_checks import check_casing, check_inputs, check_model
+from bothways.training.encoding_checks import check_model
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import WSD, Constant, Steps
@@ -127,7 +128,7 @@ def test_casing_is_held_against_the_vocabulary(tmp_path):
 
 
 def test_a_sample_of_the_texts_decides_about_casing(tmp_path, monkeypatch):
-    monkeypatch.setattr("bothways.training.encoding_checks.SAMPLE", 4)
+    monkeypatch.setattr("bothways.finetuning.data.SAMPLE", 4)
     texts = ["ape"] * 96 + ["APE"] * 4
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts) == []
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts[::-1]) != []
@@ -135,30 +136,19 @@ def test_a_sample_of_the_texts_decides_about_casing(tmp_path, monkeypatch):
 
 def test_what_is_cut_and_what_is_unknown_is_counted(tmp_path):
     tokenizer = make_tokenizer(tmp_path)
-    short, long = (
-        TextExample("ape bee", None, "x"),
-        TextExample("ape bee cat dog elk fox", None, "x"),
+    short, long, strange = (
+        TextExample(text, None, "x") for text in ("ape bee", "ape bee cat dog elk fox", "ape yak")
     )
-    assert (
-        check_inputs(ClassificationTask().encode([short] * 3, tokenizer, ("x",), 8), tokenizer, 8)
-        == []
-    )
-    (finding,) = check_inputs(
-        ClassificationTask().encode([short, short, short, long], tokenizer, ("x",), 6), tokenizer, 6
-    )
-    assert (finding.check, finding.severity) == ("truncation", "warning")
-    assert finding.what == (
-        "1 of 4 examples (25.0%) is longer than 6 tokens and is cut: 16.7% of all tokens are not read"
-    )
-    (finding,) = check_inputs(
-        ClassificationTask().encode([TextExample("ape yak", None, "x")], tokenizer, ("x",), 8),
-        tokenizer,
-        8,
-    )
-    assert (finding.check, finding.what) == (
-        "unknown",
-        "25.0% of the tokens are unknown to the vocabulary",
-    )
+
+    def check(length, *examples):
+        inputs = ClassificationTask().encode(examples, tokenizer, ("x",), length)
+        return [(f.check, f.severity, f.what) for f in check_inputs(inputs, tokenizer, length, str)]
+
+    assert check(8, short, short, short) == []
+    cut = "1 of 4 examples (25.0%) is longer than 6 tokens and is cut: 16.7% of all tokens are not read"
+    assert check(6, short, short, short, long) == [("truncation", "warning", cut)]
+    unknown = "25.0% of the tokens are unknown to the vocabulary"
+    assert check(8, strange) == [("unknown", "warning", unknown)]
 
 
 DEMAND = MemoryDemand(
