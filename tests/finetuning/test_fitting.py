@@ -25,7 +25,7 @@ from bothways.training.checkpoint import Best, Keep
 from bothways.training.loop import Loop
 from bothways.training.meter import Meter
 from bothways.training.optimizers import AdamW, BertAdam, build_optimizer
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from bothways.training.run import Event
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Epochs, GoogleLinear, Linear, RunState, Steps, rate_factor
@@ -92,7 +92,7 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world, tmp_path):
         until = method.training.end
         built = build_optimizer(optimizer, task.named_parameters())
         rate = rate_factor(method.training.schedule, until)
-        loop = Loop(RunTensors(task, built, Single()), rate, on_step, precision="fp32")
+        loop = Loop(RunTensors(task, built, Plan()), rate, on_step, precision="fp32")
         loop.train(train_loader(data.sequences, method, 3, ALL).steps(Cursor()), until, RunState())
     decayed = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]

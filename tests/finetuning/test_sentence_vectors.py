@@ -30,7 +30,7 @@ from bothways.tasks.sentence_embedding.losses import (
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.sentence_embedding.vectors import retrieval
 from bothways.training.loop import VectorStep
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from toy_folder import BAD, FILLERS, GOOD, make_folder
 from toy_training import enter_ranks, on_ranks, signal_at
 
@@ -139,9 +139,7 @@ def test_gradients_of_microbatches_are_those_of_one_graph(model, loss, tokens):
     total = {"vectors": float(len(sequences))}
 
     torch.manual_seed(5)
-    step = VectorStep(
-        bound, bound, microbatches, weights, total, Single(), contextlib.nullcontext()
-    )
+    step = VectorStep(bound, bound, microbatches, weights, total, Plan(), contextlib.nullcontext())
     shown = 0.0
     for number in range(len(microbatches)):
         share, losses = step(number)

@@ -57,7 +57,7 @@ from bothways.pretraining.recipes import (
 from bothways.pretraining.run import pretrain
 from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, OptimizerConfig, StableAdamW
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from bothways.training.run import Training
 from bothways.training.schedules import (
     WSD,
@@ -414,7 +414,7 @@ def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(objective, corpus)
     plain, vocabulary = dataclasses.replace(objective, z_loss=0.0), vocabulary_of(corpus, objective)
     without = plain.training_module(training_module.saved(), vocabulary).eval()
     documents = {"": corpus.split(0.1, 0)[0]}
-    loader = loader_of(config, Corpora.of(corpus, None), documents, Single())
+    loader = loader_of(config, Corpora.of(corpus, None), documents, Plan())
     batch = next(iter(loader.steps(Cursor()))).microbatches[0]
     assert training_module.coefficients == {"z": 0.5}
     assert without.coefficients == {}

@@ -28,7 +28,7 @@ from bothways.training.checkpoint import (
     read_checkpoint,
 )
 from bothways.training.optimizers import AdamW, build_optimizer
-from bothways.training.parallel import Replicated
+from bothways.training.parallel import Plan
 from bothways.training.saved_state import RunTensors, save_checkpoint
 from bothways.training.schedules import RunState
 from toy_training import CONFIG, SINGLE, Toy, equal, exit_code, toy
@@ -362,9 +362,7 @@ def test_more_ranks_than_before_draw_anew(saved):
     states = {"cpu": torch.get_rng_state()[None]}
     draws = []
     for rank in (0, 1, 1):
-        checkpoint._set_random(
-            states, torch.device("cpu"), Replicated(rank, 2, rank), RunState(steps=5)
-        )
+        checkpoint._set_random(states, torch.device("cpu"), Plan(rank, 2, rank), RunState(steps=5))
         draws.append(torch.rand(4))
     assert torch.equal(draws[1], draws[2])
     assert not torch.equal(draws[0], draws[1])

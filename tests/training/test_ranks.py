@@ -22,14 +22,7 @@ from bothways.training import checkpoint, meter, parallel, saved_state
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import evaluate_losses
 from bothways.training.meter import ENDED_BY_WATCHDOG, Watchdog, stragglers
-from bothways.training.parallel import (
-    Replicated,
-    Sharding,
-    Single,
-    lost_contact,
-    plan_here,
-    rank_device,
-)
+from bothways.training.parallel import Plan, Sharding, lost_contact, plan_here, rank_device
 from bothways.training.saved_state import write_shards
 from bothways.training.schedules import RunState
 from bothways.training.trackers import TensorBoard
@@ -128,10 +121,15 @@ ENVIRONMENT = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
-    [({}, Single()), ({"WORLD_SIZE": "1"}, Single()), (ENVIRONMENT, Replicated(3, 4, 1))],
+    [
+        ({}, Plan()),
+        ({"WORLD_SIZE": "1"}, Plan()),
+        (ENVIRONMENT, Plan(3, 4, 1, 4)),
+        (ENVIRONMENT | {"LOCAL_WORLD_SIZE": "2"}, Plan(3, 4, 1, 2)),
+    ],
 )
 def test_the_plan_is_the_one_in_the_environment(monkeypatch, environment, expected):
-    for name in ENVIRONMENT:
+    for name in (*ENVIRONMENT, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -157,11 +155,11 @@ def test_an_environment_that_is_no_torchruns_is_refused(monkeypatch, name, value
 def test_each_rank_has_the_device_of_its_local_number(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert rank_device(Replicated(3, 4, 1), cuda) == torch.device("cuda", 1)
-    assert rank_device(Replicated(3, 4, 1), cpu) == cpu
-    assert rank_device(Single(), cuda) == cuda
+    assert rank_device(Plan(3, 4, 1), cuda) == torch.device("cuda", 1)
+    assert rank_device(Plan(3, 4, 1), cpu) == cpu
+    assert rank_device(Plan(), cuda) == cuda
     with pytest.raises(ResourceError, match="rank 2 needs CUDA device 2, but there are 2"):
-        rank_device(Replicated(2, 4, 2), cuda)
+        rank_device(Plan(2, 4, 2), cuda)
 
 
 def meet(rank: int, world: int, port: int, found: Path) -> None:
@@ -296,7 +294,7 @@ def end_at_a_full_disk(rank: int, world: int, port: int, folder: Path) -> None:
     """Save three kinds of checkpoints with a limit on the files of one rank, as a full disk has."""
     enter_ranks(rank, world, port)
     replicated = parallel.plan_here()
-    sharded = parallel.shard(replicated, Sharding())
+    sharded = dataclasses.replace(replicated, sharding=Sharding())
     whole, signals = saved_state.WHOLE_BYTES, signal.SIG_IGN
     signal.signal(signal.SIGXFSZ, signals)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -383,7 +381,7 @@ def test_the_rank_whose_loss_is_no_number_is_named():
 def hang(errors: Path) -> None:
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
-    with Watchdog(Replicated(3, 4, 3), 0.2) as dog:
+    with Watchdog(Plan(3, 4, 3), 0.2) as dog:
         dog.note("resting", 4)
         time.sleep(0.5)
         dog.note("reading its batch", 5)
@@ -401,7 +399,7 @@ def test_a_rank_that_hangs_says_what_it_was_doing_and_ends(tmp_path):
 @pytest.mark.parametrize("error", [DistNetworkError("Broken pipe"), RuntimeError(GLOO)])
 def test_a_lost_rank_is_one_message(error, monkeypatch, capsys):
     def lose() -> None:
-        with Watchdog(Replicated(3, 4, 3), None) as dog:
+        with Watchdog(Plan(3, 4, 3), None) as dog:
             dog.note("exchanging gradients", 812)
             raise ValueError("in a checkpoint") from error
 
@@ -418,9 +416,9 @@ def test_a_lost_rank_is_one_message(error, monkeypatch, capsys):
 
 def test_other_errors_of_a_step_stay_as_they_are(monkeypatch):
     for error in (RuntimeError("shapes differ"), DivergedError("gloo"), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as caught, Watchdog(Replicated(3, 4, 3), None):
+        with pytest.raises(type(error)) as caught, Watchdog(Plan(3, 4, 3), None):
             raise error
         assert caught.value is error
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
-    lost = lost_contact(Replicated(0, 2, 0), RuntimeError(GLOO))
+    lost = lost_contact(Plan(0, 2, 0), RuntimeError(GLOO))
     assert "while --max-restarts allows it" in str(lost)

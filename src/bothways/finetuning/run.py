@@ -123,7 +123,7 @@ def training_loss(
     steps = Loader(source, unchanged, size, microbatch_tokens, 0).epoch()
     ones = [dataclasses.replace(s, microbatches=(b,)) for s in steps for b in s.microbatches]
     tracked = track(ones, progress, "measuring the training loss")
-    scores = evaluate_losses(training_module, tracked, parallel.Single(), precision="fp32")
+    scores = evaluate_losses(training_module, tracked, parallel.Plan(), precision="fp32")
     return sum(scores.losses.values())
 
 

@@ -255,7 +255,7 @@ def _split(
             the errors of `with_probes`.
     """
     for name in ("word_milestones", "probes"):
-        if getattr(settings, name) and isinstance(plan, parallel.Sharded):
+        if getattr(settings, name) and plan.sharding is not None:
             message = "are not for ranks that share a model"
             raise ConfigError(message, where=name, fix="Set sharding=none.")
     evaluations = dict[str, HeldOut]()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,23 +31,6 @@ import bothways
 from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError, argument
 from bothways.core.runtime.devices import device_of
 from bothways.core.training_module import Loss, TrainingModule
-
-
-@dataclass(frozen=True)
-class Single:
-    """One process."""
-
-    rank: ClassVar[int] = 0
-    world: ClassVar[int] = 1
-
-
-@dataclass(frozen=True)
-class Replicated:
-    """One of `world` processes that hold equal weights and read different parts of each step."""
-
-    rank: int
-    world: int
-    local_rank: int
 
 
 @dataclass(frozen=True)
@@ -77,21 +60,22 @@ class Sharding:
 
 
 @dataclass(frozen=True)
-class Sharded:
-    """One of `world` processes that hold a part of the model and read different parts of each step.
+class Plan:
+    """A process among the ranks of a run, which read different parts of each step.
 
     Attributes:
-        local_world: the number of ranks on this machine.
+        rank, world: its number and how many there are; one process by default.
+        local_rank, local_world: the same on this machine.
+        sharding: how the ranks share one model; None: each has the whole model.
     """
 
-    rank: int
-    world: int
-    local_rank: int
-    local_world: int
-    sharding: Sharding = Sharding()
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    sharding: Sharding | None = None
 
 
-Plan = Single | Replicated | Sharded
 T = TypeVar("T")
 
 _RUNS = itertools.count()
@@ -102,25 +86,18 @@ MEETING = 1800.0
 
 
 def plan_here() -> Plan:
-    """Return the plan that `torchrun` sets in the environment; `Single` without it.
+    """Return the plan that `torchrun` sets in the environment; one process without it.
 
     Raises:
         ConfigError: a variable that torchrun sets is missing, not a number or out of range.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
-        return Single()
+        return Plan()
     world, rank, local_rank = (_variable(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if not 0 <= rank < world:
         raise ConfigError(f"RANK is {rank}, but must be from 0 to {world - 1}", where="environment")
-    return Replicated(rank, world, local_rank)
-
-
-def shard(plan: Plan, sharding: Sharding) -> Plan:
-    """Return the plan with a model that the ranks share; one process has it to itself."""
-    if isinstance(plan, Single):
-        return plan
-    ranks = _variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else plan.world
-    return Sharded(plan.rank, plan.world, plan.local_rank, ranks, sharding)
+    local_world = _variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else world
+    return Plan(rank, world, local_rank, local_world)
 
 
 def _variable(name: str) -> int:
@@ -140,7 +117,7 @@ def rank_device(plan: Plan, device: torch.device) -> torch.device:
     Raises:
         ResourceError: this machine has fewer devices than ranks.
     """
-    if isinstance(plan, Single) or device.type != "cuda":
+    if plan.world == 1 or device.type != "cuda":
         return device
     if plan.local_rank >= (count := torch.cuda.device_count()):
         message = f"rank {plan.rank} needs CUDA device {plan.local_rank}, but there are {count}"
@@ -209,7 +186,7 @@ def connected(
     Args:
         patience: for which a rank waits for another one; None for torch's own.
     """
-    if isinstance(plan, Single):
+    if plan.world == 1:
         yield
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -282,7 +259,7 @@ def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:
     Weights start as those of rank 0. Every parameter that needs a gradient must take part in
     `forward`, also for a batch without weight, unless the training module is partial.
     """
-    if not isinstance(plan, Replicated):  # FSDP2 works by hooks of the modules
+    if plan.world == 1 or plan.sharding is not None:  # FSDP2 works by hooks of the modules
         return training_module
     trained = {name for name, _ in training_module.trained_parameters()}
     left = {name for name, _ in training_module.named_parameters()} - trained
@@ -313,7 +290,7 @@ def exchanging(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
 
 def all_gather(plan: Plan, values: Tensor) -> Tensor:
     """Gather CPU tensors `(…)` of equal shape into `(world, …)`, bit-equal on all ranks."""
-    if isinstance(plan, Single):
+    if plan.world == 1:
         return values[None]
     gathered = [torch.empty_like(values) for _ in range(plan.world)]
     torch.distributed.all_gather(gathered, values)
@@ -334,7 +311,7 @@ def barrier(plan: Plan) -> None:
 
 def from_main_rank(plan: Plan, make: Callable[[], T]) -> T:
     """Return on all ranks what the main one makes, or raise its error on all of them."""
-    if isinstance(plan, Single):
+    if plan.world == 1:
         return make()
     sent: list[Any] = [None, None]
     if is_main(plan):
@@ -352,7 +329,7 @@ def from_main_rank(plan: Plan, make: Callable[[], T]) -> T:
 
 def on_all_ranks(plan: Plan, work: Callable[[], object]) -> None:
     """Do something on each rank, and return when all have done it; an error is raised on all."""
-    if isinstance(plan, Single):
+    if plan.world == 1:
         work()
         return
     failed: BothwaysError | None = None
@@ -380,7 +357,7 @@ def require_agreement(
     Raises:
         ConfigError: on all ranks, the same one: the first values that differ, and where.
     """
-    if isinstance(plan, Single):
+    if plan.world == 1:
         return
     # An optimizer may be a function, whose text has an address.
     local = {
@@ -416,13 +393,13 @@ def is_main(plan: Plan) -> bool:
 def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
     """Give each rank its part of a training module; at the end, all ranks have whole weights again.
 
-    Does nothing unless the plan is `Sharded`. After an error the parts stay: a rank that fails
+    Does nothing unless the plan has a sharding. After an error the parts stay: a rank that fails
     alone must not wait for the others.
 
     Raises:
         ConfigError: a batch may leave parameters of the training module without a gradient.
     """
-    if not isinstance(plan, Sharded):
+    if plan.sharding is None:
         yield
         return
     if training_module.partial:

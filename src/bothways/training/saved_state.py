@@ -100,7 +100,7 @@ def save_checkpoint(
         STATE: {"optimizer": moments, "random": random},
         PROGRESS: {"progress": progress.to_json(), "metrics": dict(metrics), "config": config},
     }
-    if isinstance(plan, parallel.Sharded) and tensors.nbytes > WHOLE_BYTES:
+    if plan.sharding is not None and tensors.nbytes > WHOLE_BYTES:
         shards = {f"weights/{name}": tensor for name, tensor in weights.items()} | {
             f"optimizer/{number}/{name}": tensor
             for number, values in of_parameters.items()

@@ -48,7 +48,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Disentangled
 from bothways.training import optimizers
 from bothways.training.loop import arithmetic_of
-from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
+from bothways.training.parallel import Plan, Sharding, all_gather
 from bothways.training.run import Training
 from bothways.training.schedules import WSD
 
@@ -487,10 +487,10 @@ def choose_parallelism(
     "auto" lets them share it if whole copies do not fit (`MemoryDemand.fits`) in the memory of the
     rank with the least. All ranks call this; they are connected.
     """
-    if isinstance(plan, Single) or sharding is None:
+    if plan.world == 1 or sharding is None:
         return plan
     if sharding != "auto":
-        return shard(plan, sharding)
+        return replace(plan, sharding=sharding)
     free = devices.memory_available(device)
     # All ranks must choose alike: by the one with the least memory.
     local = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
@@ -502,7 +502,7 @@ def choose_parallelism(
         f"note: the {plan.world} ranks share one model: a step with a whole model may take {needed}"
         f" of memory, and {size_text(least)} are free"
     )
-    return shard(plan, Sharding())
+    return replace(plan, sharding=Sharding())
 
 
 def check_machine(

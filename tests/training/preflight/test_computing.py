@@ -18,7 +18,7 @@ from bothways.pretraining import run as pre_training
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.forecast import predicted_share
 from bothways.training import parallel, run as loop, step_cost as computing
-from bothways.training.parallel import Replicated, Single
+from bothways.training.parallel import Plan
 from bothways.training.schedules import RunState, Steps
 from bothways.training.step_cost import forward_flops
 from toy_folder import make_examples, make_folder, write_tsv
@@ -38,7 +38,7 @@ def measured(monkeypatch) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 6])
 def test_a_step_is_three_forward_passes_on_all_ranks(world):
-    plan = Single() if world == 1 else Replicated(0, world, 0)
+    plan = Plan() if world == 1 else Plan(0, world, 0)
     assert computing.peak_of(100.0, FP32, CPU, plan) == world * RATE / 300
     bf16 = replace(FP32, precision="bf16")
     assert computing.peak_of(100.0, bf16, CPU, plan) == world * 2 * RATE / 300
@@ -60,7 +60,7 @@ def on_two_ranks(
     monkeypatch.setattr(parallel, "connected", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(parallel, "require_agreement", lambda *_, **__: None)
     for rank in (0, 1):
-        monkeypatch.setattr(parallel, "plan_here", lambda rank=rank: Replicated(rank, 2, rank))
+        monkeypatch.setattr(parallel, "plan_here", lambda rank=rank: Plan(rank, 2, rank))
         begin()
     return peaks, draws
 

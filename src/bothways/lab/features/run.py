@@ -60,7 +60,7 @@ from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.training.checkpoint import Best, Keep, MemoryStore
 from bothways.training.encoding_checks import check_model
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Epochs, Linear, RunState
 
@@ -494,7 +494,7 @@ def fit_features(
         tagger,
         [TrainingPhase(settings.training.end, lambda state: loader.steps(state.cursor))],
         dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
-        Single(),
+        Plan(),
         store,
         evaluation=lambda _: data.task_model.score(tag_words(tagger, data)),
         progress=progress,
