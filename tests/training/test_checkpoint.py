@@ -384,6 +384,6 @@ def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_pa
     other = Taught()
     with torch.no_grad():
         other.teacher.words.weight.fill_(7.0)
-    read_checkpoint(folder).load_weights(other)
+    saved_state.load_weights(folder, other)
     assert torch.equal(other.words.weight, training_module.words.weight)
     assert bool((other.teacher.words.weight == 7).all())

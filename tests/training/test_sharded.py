@@ -172,4 +172,4 @@ def test_parts_of_another_model_do_not_fit(two):
     other = toy()
     other.inner = nn.Linear(8, 9)
     with pytest.raises(CheckpointError, match=r"inner.bias is \[8\], not \[9\]"):
-        read_checkpoint(newest).load_weights(other)
+        saved_state.load_weights(newest, other)

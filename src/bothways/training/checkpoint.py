@@ -28,7 +28,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -108,12 +108,6 @@ class Keep:
     def __post_init__(self) -> None:
         require_at_least(1, "training.keep", last=self.last)
 
-    def check(self, evaluated: Iterable[str]) -> None:
-        """Raise ConfigError if the metric of the best checkpoint is not evaluated."""
-        if self.best and self.best.metric not in (names := list(evaluated)):
-            message = f"{self.best.metric!r} is not evaluated: there are {', '.join(names)}"
-            raise errors.ConfigError(message, where="training.keep.best.metric")
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -129,14 +123,6 @@ class Checkpoint:
     progress: RunState
     metrics: Mapping[str, int | float]
     config: Mapping[str, Any]
-
-    def load_weights(self, training_module: TrainingModule) -> None:
-        """Load the weights into a training module.
-
-        Raises:
-            CheckpointError: tensors are missing, too many or of another shape.
-        """
-        saved_state.load_weights(self.folder, training_module)
 
     def restore(
         self,
@@ -177,7 +163,7 @@ class Checkpoint:
             message = f"is of another run: {listed}{suffix}"
             fix = "Continue with the settings that it began with, or start a run in another folder."
             raise errors.CheckpointError(message, where=self.folder, fix=fix)
-        self.load_weights(tensors.training_module)
+        saved_state.load_weights(self.folder, tensors.training_module)
         random = saved_state.load_state(self.folder, tensors.optimizer)
         _set_random(random, device_of(tensors.training_module), tensors.plan, self.progress)
         return self.progress
@@ -385,7 +371,7 @@ class FolderStore:
     def load_best(self, training_module: TrainingModule, best: Best) -> None:
         """Load the best weights into a training module, if any evaluation has the metric."""
         if (folder := best_checkpoint(self.folder, best)) is not None:
-            read_checkpoint(folder).load_weights(training_module)
+            saved_state.load_weights(read_checkpoint(folder).folder, training_module)
             use_average(training_module)
 
     @contextlib.contextmanager

@@ -71,9 +71,6 @@ class Unasked(HeldOut):
     def __init__(self, *_: object) -> None:
         pass
 
-    def names(self) -> list[str]:
-        return []
-
 
 def test_ranks_that_pre_train_draw_by_their_number(corpus, tmp_path, monkeypatch):
     # The ranks of this test are not connected.
