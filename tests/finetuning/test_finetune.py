@@ -200,14 +200,6 @@ def test_every_flaw_is_in_one_message(files, tmp_path):
     assert not list((tmp_path / "run").glob("step-*"))
 
 
-def test_a_vocabulary_beyond_the_embedding_is_an_error(files, tmp_path):
-    model = make_folder(tmp_path / "small", vocab=len(VOCABULARY) - 1)
-    with pytest.raises(
-        BothwaysError, match=r"the tokenizer has 26 ids, and the model's embedding 25 rows"
-    ):
-        finetune(replace(files, model=str(model)), tmp_path / "run", device="cpu")
-
-
 @pytest.mark.parametrize(
     "shape",
     [

@@ -11,9 +11,7 @@ import pytest
 from huggingface_hub import errors
 
 from bothways.core.errors import FolderError
-from bothways.hub.model_folder import load_model
-from bothways.hub.resolve import CONFIG_FILES, MODEL_FILES, PICKLE_FILES, resolve
-from model_folders import folder_of, peer
+from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, resolve
 
 Calls = list[tuple[str, list[str]]]
 
@@ -65,12 +63,6 @@ def test_a_pickle_is_fetched_where_there_is_nothing_else(tmp_path, monkeypatch):
     assert [patterns for _, patterns in calls] == [list(MODEL_FILES), list(PICKLE_FILES)]
 
 
-def test_only_the_settings_can_be_asked_for(tmp_path, monkeypatch):
-    calls = hub(monkeypatch, lambda *_: str(tmp_path))
-    resolve("some/model", CONFIG_FILES)
-    assert calls == [("some/model", [*CONFIG_FILES])]
-
-
 def test_the_folder_inside_that_the_modules_name_is_fetched(tmp_path, monkeypatch):
     calls = hub(monkeypatch, lambda *_: str(tmp_path))
     modules = [
@@ -84,12 +76,6 @@ def test_the_folder_inside_that_the_modules_name_is_fetched(tmp_path, monkeypatc
     modules[0]["path"] = "../elsewhere"
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     assert resolve(tmp_path) == tmp_path
-
-
-def test_a_model_of_the_hub_is_loaded(tmp_path, monkeypatch):
-    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
-    hub(monkeypatch, lambda *_: str(folder))
-    assert load_model("some/model").folder == folder
 
 
 @pytest.mark.parametrize(

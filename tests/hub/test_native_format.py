@@ -175,17 +175,6 @@ def test_what_no_family_has_is_ours(name, tmp_path, capsys):
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,}" in text
 
 
-def test_a_new_head_starts_at_random_where_it_is_asked_for(tmp_path):
-    save_model(tmp_path / "model", Model(GEGLU, (MaskedHead(),)))
-    with pytest.raises(
-        FolderError, match=r"the heads labels and pooler of this .*\n  .* fresh=labels,pooler \("
-    ):
-        load_model(tmp_path / "model", [LabelHead(2)])
-    loaded = load_model(tmp_path / "model", [LabelHead(2)], fresh=["labels"])
-    assert loaded.report.fresh_heads == ("labels", "pooler")  # saved without a pooler
-    assert set(loaded.report.unused.values()) == {"the masked head was not requested"}
-
-
 def change(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
     def edit(raw: dict[str, Any]) -> None:
         for key in path[:-1]:

@@ -8,7 +8,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.model_folder import save_model
@@ -218,17 +217,6 @@ def test_a_dense_layer_that_is_not_supported_is_refused(dense, tmp_path, change)
     with pytest.raises(FolderError) as caught:
         open_task(str(folder), "embed")
     assert "2_Dense" in str(caught.value.where)
-
-
-def test_a_quantised_dense_layer_is_refused(dense, tmp_path):
-    folder = shutil.copytree(dense, tmp_path / "saved")
-    weights = {
-        "linear.weight": torch.ones(5, 16, dtype=torch.int8),
-        "linear.bias": torch.zeros(5),
-    }
-    save_file(weights, folder / "2_Dense" / "model.safetensors")
-    with pytest.raises(FolderError, match=r"holds linear\.weight as int8: quantised weights"):
-        open_task(str(folder), "embed")
 
 
 def test_pooling_that_the_dense_layer_does_not_read_is_refused(dense):

@@ -44,7 +44,7 @@ from bothways.training.checkpoint import Best, Keep, run_folder
 from bothways.training.encoding_checks import unknown_tokens
 from bothways.training.optimizers import BertAdam
 from bothways.training.parallel import plan_here
-from bothways.training.schedules import Epochs, Hours, RunState, Steps, Tokens
+from bothways.training.schedules import Steps
 from commands import run_line
 from heard_progress import Heard
 from toy_animals import WORDS
@@ -226,14 +226,6 @@ def test_the_paper_recipe_is_the_papers():
     assert (masking.rate, masking.mask, masking.random) == (0.15, 0.8, 0.1)
     assert (config.encoder.activation, config.encoder.dropout) == ("gelu_tanh", Dropouts())
     assert modern(EncoderConfig(30522)).encoder.dropout == Dropouts(0.0, 0.0)
-
-
-@pytest.mark.parametrize("run", [Steps(10), Tokens(1000), Epochs(2.0), Hours(4.0)])
-def test_a_phase_ends_at_its_share_of_the_run(run):
-    half = run.part(0.5)
-    assert type(half) is type(run)
-    assert half.count == run.count / 2
-    assert RunState(steps=5, tokens=500, epochs=1.0, seconds=7200.0).share(half) == 1
 
 
 def test_mistakes_are_named(corpus, tmp_path):

@@ -12,7 +12,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, interface, report_findings
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
@@ -47,12 +46,9 @@ from bothways.pretraining.forecast import memory_demand
 from bothways.pretraining.recipes import (
     GPU_RAMP,
     RECIPES,
-    albert,
     chosen_settings,
     modern,
-    roberta,
     settings_of,
-    spanbert,
 )
 from bothways.pretraining.run import pretrain
 from bothways.training.checkpoint import checkpoints
@@ -60,7 +56,6 @@ from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, OptimizerC
 from bothways.training.parallel import Plan
 from bothways.training.run import Training
 from bothways.training.schedules import (
-    WSD,
     Cosine,
     GoogleLinear,
     Linear,
@@ -163,12 +158,6 @@ def test_the_factor_of_replaced_tokens_is_electras():
 
 def test_spans_have_the_mean_length_of_the_paper():
     assert round(float(Spans().lengths @ np.arange(1, 11)), 1) == 3.8
-
-
-@pytest.mark.parametrize("recipe", [roberta, albert, spanbert])
-def test_a_small_encoder_reads_all_its_positions(recipe):
-    encoder = EncoderConfig(100, 32, 1, 2, 64, position=Learned(40))
-    assert [phase.length for phase in recipe(encoder).phases] == [40]
 
 
 @pytest.mark.parametrize(
@@ -346,12 +335,6 @@ def test_updates_fill_a_gpu_and_fit_into_it(recipe, batch, model, memory):
     assert chosen(gpu=None) == settings_of(recipe, encoder)
 
 
-def test_a_gpu_without_room_keeps_the_microbatch():
-    encoder = preset("bert-large")
-    small = chosen_settings("short", encoder, None, lambda base: base, 6e9)[0]
-    assert small.microbatch_tokens == settings_of("short", encoder).microbatch_tokens
-
-
 OPTIMIZERS = [Lamb(lr=0.02), StableAdamW(lr=5e-3), Muon(lr=0.02, others=AdamW(lr=5e-3))]
 
 
@@ -434,18 +417,3 @@ def test_a_z_loss_that_is_subtracted_is_refused(kind, coefficient):
     with pytest.raises(ConfigError, match="must be at least 0") as caught:
         kind(z_loss=coefficient)
     assert caught.value.where == "objective.z_loss"
-
-
-def test_settings_are_read_from_words_and_files(corpus, tmp_path):
-    words = [
-        "training.optimizer=muon", "training.optimizer.others.lr=1e-3", "training.ema=0.99",
-        "training.schedule.kind=wsd", "training.schedule.shape=sqrt", "objective=masked_lm",
-        "objective.z_loss=1e-4", "batch.kind=token_ramp", "batch.start=100", "batch.over=5000",
-        "batch.n=1000",
-    ]  # fmt: skip
-    config = configs.load(PretrainConfig, base=modern(preset("bert-tiny")), overrides=words)
-    assert config.training.optimizer == Muon(others=AdamW(lr=1e-3, betas=(0.9, 0.95)))
-    assert config.training.schedule == WSD(warmup=0.06, shape="sqrt")  # the recipe's warm-up
-    assert config.batch == TokenRamp(100, 1000, 5000)
-    (tmp_path / "c.toml").write_text(configs.to_toml(config))
-    assert configs.load(PretrainConfig, file=tmp_path / "c.toml") == config

@@ -27,7 +27,7 @@ from bothways.pretraining.forecast import (
 from bothways.pretraining.recipes import ON_GPU, RECIPES, settings_of
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.schedules import Epochs, Hours, Steps, Tokens
-from bothways.training.step_cost import USABLE, StepSeconds
+from bothways.training.step_cost import StepSeconds
 from commands import run_line
 
 CPU, CARD = torch.device("cpu"), CARDS["a100"]
@@ -106,14 +106,6 @@ def test_recomputation_takes_longer_and_leaves_more_room():
     assert again.largest > 3 * usual.largest
 
 
-def test_the_largest_batch_fits_and_one_more_token_does_not():
-    plan = forecast_run(settings(), Cards(CARD))
-    for more, fits in ((0, True), (1, False)):
-        each = dataclasses.replace(settings(), microbatch_tokens=plan.largest + more)
-        needed = memory_demand(each).memory(torch.device("cuda")).total
-        assert (needed <= USABLE * CARD.memory) == fits
-
-
 def test_hours_are_the_other_way_round():
     plan = forecast_run(settings(until=Hours(2.0), evaluate=None), Cards(CARD, 4))
     work = sum(plan.seconds[name] for name in ("training", "updates", "exchange"))
@@ -171,21 +163,6 @@ def test_a_price_is_of_each_card_and_hour():
     assert plan.cost == pytest.approx(2.5 * 8 * plan.total / 3600)
     with pytest.raises(ConfigError, match="price: must be at least 0"):
         forecast_run(settings(), Cards(CARD), price=-1.0)
-
-
-def test_what_is_too_large_is_sharded_or_refused_with_what_would_fit():
-    wide = EncoderConfig(30522, 4096, 12, 64, 16384)
-    large = dataclasses.replace(settings(), encoder=wide, microbatch_tokens=512)
-    assert forecast_run(large, Cards(CARDS["h200"])).choice.placement == "single"
-    chosen = forecast_run(large, Cards(CARDS["a100-40"], 8))
-    assert chosen.choice.placement == "sharded"
-    assert chosen.choice.memory.gathered > 0
-    with pytest.raises(ResourceError) as refused:
-        forecast_run(large, Cards(CARDS["a100-40"]))
-    fix = str(refused.value.fix)
-    assert "2 ranks, sharded" in fix
-    assert forecast_run(large, Cards(CARDS["a100-40"], 2)).choice.placement == "sharded"
-    assert forecast_run(large, Cards(CARDS["a100"])).choice.placement == "single"
 
 
 def test_the_time_here_is_made_of_what_was_measured(tmp_path, monkeypatch):

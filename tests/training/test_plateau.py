@@ -153,12 +153,6 @@ def test_what_is_counted(best, values, waited):
     assert states[0]["early_stopping/waited"] == waited
 
 
-def test_without_patience_nothing_is_counted():
-    waiting = EarlyStopping(None, None)
-    waiting.note({"loss": 1.0})
-    assert (waiting.state(), waiting.over) == ({}, False)
-
-
 def run_patiently(
     folder: Path,
     values: list[float],
@@ -191,11 +185,6 @@ def test_a_run_ends_when_nothing_gets_better(tmp_path):
     assert [folder.name for folder in checkpoints(tmp_path / "run")] == ["step-4", "step-8"]
     again = run_patiently(tmp_path / "run", [])  # resumed at its end: nothing is left to do
     assert (again.steps, again.early) == (8, True)
-
-
-def test_the_end_of_a_run_is_no_early_end(tmp_path):
-    progress = run_patiently(tmp_path / "run", [0.5, 0.4, 0.3], until=6, patience=2)
-    assert (progress.steps, progress.early, progress.finished(Steps(6))) == (6, False, True)
 
 
 def test_patience_needs_a_metric_and_a_number(tmp_path):
@@ -324,17 +313,3 @@ def test_it_ends_with_the_best_weights(best, values, at, patience, end):
     assert [torch.equal(last, weights) for weights in seen].count(True) == 1
     assert torch.equal(last, seen[at])
     assert (progress.steps, progress.early) == (end, end < 7)
-
-
-def test_without_an_evaluation_the_last_weights_stay():
-    training_module, told = toy(), list[int]()
-    before = training_module.inner.weight.detach().clone()
-
-    def on_event(event: Event) -> None:
-        if event.kind == "step":
-            told.append(event.progress.steps)
-
-    store = MemoryStore()
-    run_toy(store, FREE, training_module, on_event=on_event)
-    assert (store.history, store.metrics, told) == ([], {}, [1, 2, 3, 4, 5, 6, 7])
-    assert not torch.equal(before, training_module.inner.weight)

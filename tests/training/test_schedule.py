@@ -22,7 +22,6 @@ from bothways.training.schedules import (
     Steps,
     Tokens,
     duration,
-    plateau_end,
     rate_factor,
 )
 
@@ -101,13 +100,6 @@ def test_floors_are_shares_of_the_peak(floor):
         found = rates(schedule, 20)
         half = floor + (1 - floor) * down[type(schedule)]
         assert [found[place] for place in places] == pytest.approx([0, 0.5, 1, half, floor])
-
-
-def test_the_plateau_ends_where_the_decay_begins():
-    assert plateau_end(WSD(0.1, 0.2), Steps(50)) == 40
-    assert plateau_end(WSD(0.1, Hours(0.5)), Hours(2.0)) == 1.5
-    assert plateau_end(Linear(0.1), Steps(50)) == float("inf")
-    assert plateau_end(lambda share: 1 - share, Steps(50)) == float("inf")
 
 
 @pytest.mark.parametrize(

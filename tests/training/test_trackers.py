@@ -75,13 +75,6 @@ def test_names_may_hold_what_ends_a_line_elsewhere(tmp_path, sign):
         assert [json.loads(each) for each in stream] == records[:2]
 
 
-def test_a_new_run_begins_its_records_anew(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("anything\n")
-    JsonLines(file, 0).write({"step": 1})
-    assert file.read_text() == '{"step": 1}\n'
-
-
 @pytest.mark.parametrize(
     "bad",
     ["no json", "[1]", '{"loss": 1}', '{"step": "x"}', "null", "[" * 10**5, '{"step": 1e999}'],
