@@ -30,7 +30,7 @@ from commands import run_line
 from small_models import SHAPES, batch_for
 from spread import in_turn
 from toy_folder import VOCABULARY, file_settings, make_data
-from toy_task import fit_task, interrupt_score
+from toy_task import fit_task
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Steps(60), evaluate=Steps(30), optimizer=AdamW(lr=1e-2), precision="fp32"
@@ -135,20 +135,6 @@ def test_a_run_saves_a_usual_folder(settings, folder, tmp_path):
         "| lora | rank 2, alpha 4.0, matrices all |"
         in (tmp_path / "run/model/README.md").read_text()
     )
-
-
-def test_a_broken_run_ends_where_an_unbroken_one_does(settings, tmp_path, monkeypatch):
-    brief = dataclasses.replace(FAST, until=Steps(8), evaluate=Steps(4))
-    settings = dataclasses.replace(settings, training=brief)
-    whole = finetune(settings, tmp_path / "whole", device="cpu")
-    interrupt_score(monkeypatch)
-    broken = finetune(settings, tmp_path / "broken", device="cpu")
-    assert (broken.folder, broken.progress.steps) == (None, 4)
-    assert not any(isinstance(part, LoRALinear) for part in broken.task_model.modules())
-    resumed = finetune(settings, tmp_path / "broken", resume=True, device="cpu")
-    assert resumed.metrics == whole.metrics
-    expected, state = whole.task_model.state_dict(), resumed.task_model.state_dict()
-    assert all(torch.equal(value, expected[key]) for key, value in state.items())
 
 
 def test_settings_on_the_command_line(settings, tmp_path):

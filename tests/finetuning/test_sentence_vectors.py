@@ -32,7 +32,7 @@ from bothways.tasks.sentence_embedding.vectors import retrieval
 from bothways.training.loop import VectorStep
 from bothways.training.parallel import Plan
 from toy_folder import BAD, FILLERS, GOOD, make_folder
-from toy_training import enter_ranks, on_ranks, signal_at
+from toy_training import enter_ranks, on_ranks
 
 FAST: dict[str, Any] = {"device": "cpu", "lr": 3e-3, "batch": 16, "length": 16}
 
@@ -201,21 +201,6 @@ def test_two_ranks_compare_the_texts_of_both(tmp_path):
 def test_data_that_cannot_be_learned_is_refused(rows, words, model):
     with pytest.raises(BothwaysError, match=words):
         bothways.finetune(model, rows, None, "embed", epochs=1, **FAST)
-
-
-def test_a_run_in_a_folder_ends_with_a_model_and_goes_on(model, tmp_path):
-    def run(name: str, **options: Any) -> Any:
-        options = {"out": tmp_path / name, "until": "8 steps", **FAST, **options}
-        return bothways.finetune(model, pairs(64, 0), pairs(20, 1), "embed", **options)
-
-    whole, stopped = run("whole"), run("run", on_event=signal_at(3))
-    assert (stopped.finished, stopped.progress.steps) == (False, 3)
-    assert run("run", resume=True).metrics == whole.metrics
-    expected, actual = (
-        bothways.load(tmp_path / name, device="cpu").encode(["good film", "rain"])
-        for name in ("whole", "run")
-    )
-    np.testing.assert_array_equal(actual, expected)
 
 
 def test_scores_beyond_a_cosine_and_classes_of_pairs_are_refused(model):
