@@ -27,8 +27,7 @@ def test_ranks_share_a_model_that_does_not_fit(monkeypatch):
 
     monkeypatch.setattr(machine, "all_gather", lambda plan, value: value[None])
     monkeypatch.setattr(machine.devices, "memory_available", lambda device: free)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    cpu, plan, load = torch.device("cpu"), Plan(1, 4, 1), memory_demand(SETTINGS)
+    cpu, plan, load = torch.device("cpu"), Plan(1, 4, 1, 2), memory_demand(SETTINGS)
     needed = load.memory(cpu).total
     free = int(needed / USABLE) + 1
     assert choose_parallelism(plan, "auto", load, cpu) == plan
