@@ -14,21 +14,17 @@ from bothways.core.source import Sequence
 from bothways.data.loader import ExampleBudget
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
-from bothways.model.config import Dropouts
-from bothways.model.families.catalogue import preset
 from bothways.model.positions import Rotary
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
-from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import PretrainResult, curves, pretrain, read_records, write_run_page
 from bothways.training.checkpoint import Best, Keep
-from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
-from bothways.training.schedules import Constant, Steps
+from bothways.training.schedules import Steps
 from heard_progress import Heard
+from toy_pretraining import small_encoder, small_run
 from toy_training import stop_at
 
 PAIRS, TABLE = "probe/accuracy/agreement", "probe/accuracy/animals"
@@ -53,18 +49,13 @@ def files(tmp_path_factory) -> tuple[str, str]:
 
 
 def settings_for(corpus, probes=(), causal=False) -> PretrainConfig:
-    shape = dataclasses.replace(
-        fit_to_corpus(preset("bert-mini"), corpus.tokenizer),
-        width=16, depth=1, heads=2, intermediate_size=32, dropout=Dropouts(0.1, 0.1),
-    )  # fmt: skip
-    training = Training(
-        Steps(6), AdamW(lr=0.01), Constant(), "fp32", evaluate=Steps(2), save=Steps(2)
-    )
+    encoder = small_encoder(corpus, 1, 0.1)
     if causal:
-        shape = dataclasses.replace(shape, patterns=(Causal(),))
-    return PretrainConfig(
-        shape, training, CausalLM() if causal else MaskedLM(), (PretrainPhase(16),),
-        ExampleBudget(4), held_out=0.1, evaluation_tokens=100, probes=probes,
+        encoder = dataclasses.replace(encoder, patterns=(Causal(),))
+    return small_run(
+        corpus, Steps(6), training={"evaluate": Steps(2), "save": Steps(2)}, encoder=encoder,
+        objective=CausalLM() if causal else MaskedLM(), phases=(PretrainPhase(16),),
+        batch=ExampleBudget(4), evaluation_tokens=100, probes=probes,
     )  # fmt: skip
 
 
