@@ -108,7 +108,11 @@ def examine(
     max_positions: int | None = None,
     progress: Progress = SILENT,
 ) -> LabelledData:
-    """Encode and check examples as `label`; errors are among the findings."""
+    """Encode and check examples as `label`; errors are among the findings.
+
+    Args:
+        max_positions: maximum length of the model.
+    """
     task = task.adapted(train)
     labels, max_length = task.labels(train), max_positions or length or task.length
     all_labels = task.labels([*train, *dev])  # more than `labels` only if there is an error
@@ -224,21 +228,18 @@ def label(
     train: Many[Any],
     dev: Many[Any],
     length: int | None,
-    max_positions: int | None = None,
-    progress: Progress = SILENT,
 ) -> LabelledData:
     """Check and encode examples, once for any number of runs.
 
     Args:
         length: maximum length of a sequence in tokens. None: the task's own, or the length that
-            holds nearly all training texts whole, if that is more and the model can read it.
-        max_positions: maximum length of the model.
+            holds nearly all training texts whole, if that is more.
 
     Raises:
         BothwaysError: problems that prevent learning, such as an empty text, an absent label, or
             fewer than two classes; one message lists all of them.
     """
-    data = examine(task, tokenizer, train, dev, length, max_positions, progress)
+    data = examine(task, tokenizer, train, dev, length)
     return dataclasses.replace(data, findings=tuple(report_findings(data.findings)))
 
 

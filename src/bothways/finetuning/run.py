@@ -357,34 +357,31 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         module, sequences = _trained(task_model, data, settings)
         evaluate = functools.partial(score, task_model, data, settings)
         steps = train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
-        scores = list[tuple[float, Metrics]]()
-
-        def note_scores(event: loop.Event) -> None:
-            if event.kind == "evaluation":
-                values = {name.removeprefix("dev/"): value for name, value in event.values.items()}
-                scores.append((event.progress.epochs, values))
-            on_event(event)
-
         torch.manual_seed(seed + 1 + plan.rank)
         phase = loop.TrainingPhase(
             training.end, lambda state: ahead(steps, torch_device, state.cursor)
         )
+        training_run = loop.TrainingRun(
+            module,
+            [phase],
+            training,
+            plan,
+            store,
+            evaluation=evaluate if data.dev else None,
+            peak=peak,
+            rules=parameter_rules(settings.stability, task_model.model, run.fresh),
+            progress=progress,
+            on_event=on_event,
+        )
         with learning_by_rows(task_model.model, torch_device, plan.world, training.optimizer):
-            state = loop.TrainingRun(
-                module,
-                [phase],
-                training,
-                plan,
-                store,
-                evaluation=evaluate if data.dev else None,
-                peak=peak,
-                rules=parameter_rules(settings.stability, task_model.model, run.fresh),
-                progress=progress,
-                on_event=note_scores,
-            ).train()
+            state = training_run.train()
         finished = state.finished(training.end)
+        history = tuple(
+            (epochs, {name.removeprefix("dev/"): value for name, value in metrics.items()})
+            for epochs, metrics in training_run.history
+        )
         done = FinetuneResult(
-            task_model, {}, state, settings, finished, tuple(scores), findings=run.findings
+            task_model, {}, state, settings, finished, history, findings=run.findings
         )
         if finished and parallel.is_main(plan) and training.keep.best is not None:
             progress.stage("reading the best weights")

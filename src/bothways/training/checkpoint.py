@@ -405,11 +405,9 @@ class MemoryStore:
     """The best weights of a run of one process, in memory.
 
     Attributes:
-        history: (epochs, metrics) of every evaluation.
         metrics: metrics of the best weights; empty without evaluations.
     """
 
-    history: list[tuple[float, Metrics]] = field(default_factory=list)
     metrics: Metrics = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -422,7 +420,6 @@ class MemoryStore:
         metrics = {name: value for name, value in metrics.items() if not name.startswith(STOPPING)}
         if not metrics or keep.best is None:
             return
-        self.history.append((state.epochs, metrics))
         if not self.metrics or keep.best.order(metrics) < keep.best.order(self.metrics):
             weights = tensors.training_module.trained_state()
             self.metrics, self.weights = metrics, {n: w.clone() for n, w in weights.items()}

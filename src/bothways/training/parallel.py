@@ -213,15 +213,7 @@ def connected(
 
 
 _MESHES: list[Any] = []
-"""The meshes of this process, until its groups end."""
-
-
-def mesh_of(kind: str, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
-    """Return torch's mesh of the ranks on devices of this kind; all ranks call this."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    _MESHES.append(init_device_mesh(kind, shape, mesh_dim_names=names))
-    return _MESHES[-1]
+"""torch's meshes of the ranks in this process, until its groups end."""
 
 
 def lost_contact(plan: Plan, error: BaseException, prefix: str = "") -> LostRankError | None:
@@ -408,6 +400,7 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
         raise ConfigError(
             f"{message}, which ranks that share a model cannot", where="sharding", fix=fix
         )
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     originals = {module: _Own(module) for module in training_module.modules()}
@@ -419,8 +412,9 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
     is_flat = sharding.over == "all" or machines == 1
     shape = (plan.world,) if is_flat else (machines, plan.local_world)
     axes = ("ranks",) if is_flat else ("machines", "ranks")
+    _MESHES.append(init_device_mesh(device.type, shape, mesh_dim_names=axes))
     settings: dict[str, Any] = {
-        "mesh": mesh_of(device.type, shape, axes),
+        "mesh": _MESHES[-1],
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if sharding.gathered == "bf16" else None,
             reduce_dtype=torch.float32 if sharding.gathered == "bf16" else None,

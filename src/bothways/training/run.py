@@ -261,6 +261,7 @@ class TrainingRun:
         rules: exceptions for single parameters.
         progress: receives the stage "training", the records in words, and those of evaluations.
         on_event: called on every rank after each step, report, evaluation and checkpoint.
+        history: (epochs, metrics) of each evaluation of this session.
 
     Raises:
         ConfigError: early stopping or a target has no metric that is evaluated.
@@ -276,6 +277,7 @@ class TrainingRun:
     rules: optimizers.ParameterRules = optimizers.same_for_all
     progress: Progress = SILENT
     on_event: OnEvent = lambda event: None
+    history: list[tuple[float, Metrics]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         stopping, best = self.training.early_stopping, self.training.keep.best
@@ -433,6 +435,7 @@ class TrainingRun:
             failed.pop_all()
         self._stopping.note(metrics)
         self._metrics, self._evaluated = metrics, state.steps
+        self.history.append((state.epochs, metrics))
         values = meters.progress_values(state) | metrics
         self._write(values)
         self.progress.message(f"evaluation {meters.record_text(values)}")
