@@ -24,8 +24,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 from bothways.prediction.analysis.report import analyse
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.task import MultilabelExample
-from bothways.tasks.predictions import ClassPrediction, MultilabelPrediction
+from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs
@@ -152,15 +151,6 @@ def test_one_answer_that_is_right_for_all_is_none(metric):
         {metric: 1.0}, {metric: 0.0}, metric, "highest", answers_of("a", "a")
     )
     assert signs_of_scores({metric: 0.9}, {metric: 0.0}, metric, "highest", answers_of("a", "a"))
-
-
-@pytest.mark.parametrize(("labels", "said"), [(("y", "x"), "'x' and 'y'"), ((), "nothing")])
-def test_the_same_labels_for_all_are_said_in_words(labels, said):
-    answers = DistinctAnswers()
-    made = MultilabelPrediction(labels, {"x": 0.5, "y": 0.5})
-    assert len(list(answers.seen([(MultilabelExample("t"), made)] * 1200))) == 1200
-    (sign,) = signs_of_scores({"exact": 0.5}, {}, "exact", "highest", answers)
-    assert sign == f"it answers {said} for all 1,200 dev examples"
 
 
 def test_the_training_loss_is_of_an_even_sample(data, monkeypatch):

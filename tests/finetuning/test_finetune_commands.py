@@ -138,20 +138,6 @@ def test_predictions_are_json_lines_in_the_order_of_the_input(finished, monkeypa
             assert json.loads(line)["probabilities"] == expected
 
 
-@pytest.mark.parametrize("command", ["predict", "evaluate"])
-def test_empty_texts_are_answered_with_a_warning(command, finished, monkeypatch, capsys):
-    rows = [example.text for example in make_examples(6, 3)]
-    rows[1], rows[4] = "", " "
-    lines = "".join(f"{text}\tneg\n" for text in rows)
-    (finished / "blank.tsv").write_text("sentence\tlabel\n" + lines)
-    run(monkeypatch, finished, command, "run", "blank.tsv")
-    output = capsys.readouterr()
-    warning = "warning: 2 of 6 examples (33.3%) have an empty text, and were answered"
-    kernels = [library.describe_kernels()] if command == "evaluate" else []
-    assert output.err.splitlines() == [*kernels, warning]
-    assert len(output.out.splitlines()) >= 6
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

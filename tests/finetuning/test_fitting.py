@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
+from bothways.finetuning import data as labelled
 from bothways.finetuning.config import RECIPES, FinetuneConfig, finetune_adam
 from bothways.finetuning.data import ALL, LabelledData, label, score, train_loader
 from bothways.finetuning.prepare import learning_by_rows, start_from
@@ -29,6 +31,7 @@ from bothways.training.parallel import Plan
 from bothways.training.run import Event
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Epochs, GoogleLinear, Linear, RunState, Steps, rate_factor
+from heard_progress import Heard
 from toy_folder import VOCABULARY, make_data, make_examples, make_folder, make_tokenizer
 from toy_task import fit_task
 
@@ -258,3 +261,16 @@ def test_the_recipes_are_those_of_the_paper():
         PoolerHead(),
         LabelHead(2, 0.25),
     )
+
+
+def test_examples_encoded_in_parts_are_as_those_encoded_together(data, monkeypatch):
+    monkeypatch.setattr(labelled, "ENCODED", 7)
+    heard, examples = Heard(), (data.train_examples, data.dev_examples)
+    parts = labelled.examine(data.task, data.tokenizer, *examples, 16, progress=heard)
+    for chunked, whole in ((parts.train, data.train), (parts.dev, data.dev)):
+        for a, b in zip(chunked, whole, strict=True):
+            assert np.array_equal(a.sequences[0].ids, b.sequences[0].ids)
+    assert heard.stages == [
+        ("tokenizing", 400, list(range(0, 400, 7))),
+        ("checking the data", None, []),
+    ]

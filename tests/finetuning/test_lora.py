@@ -26,7 +26,6 @@ from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.training import step_cost as machine
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Steps
-from commands import run_line
 from small_models import SHAPES, batch_for
 from spread import in_turn
 from toy_folder import VOCABULARY, file_settings, make_data
@@ -135,16 +134,6 @@ def test_a_run_saves_a_usual_folder(settings, folder, tmp_path):
         "| lora | rank 2, alpha 4.0, matrices all |"
         in (tmp_path / "run/model/README.md").read_text()
     )
-
-
-def test_settings_on_the_command_line(settings, tmp_path):
-    run_line(
-        "finetune", settings.model, settings.train, "--out", tmp_path / "run", "--device", "cpu",
-        "lora.rank=4", "lora.matrices=query_value", "training.until=2 steps", "length=16",
-    )  # fmt: skip
-    written = (tmp_path / "run/config.toml").read_text()
-    assert '[lora]\nrank = 4\nalpha = 8.0\nmatrices = "query_value"' in written
-    assert "lr = 0.003" in written  # ten times the usual rate of this width
 
 
 def test_the_forecast_of_memory_counts_what_is_trained(settings, monkeypatch):

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.data import label
@@ -314,32 +313,6 @@ def test_each_text_has_its_vector_of_the_guide(model):
                 np.testing.assert_allclose(
                     window.target("texts", TextTargets).guide[0], predictor.encode(text), atol=1e-5
                 )
-
-
-@pytest.mark.slow
-def test_low_rank_changes_of_several_seeds(model, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
-    for name, rows in (("train", pairs(96, 0)), ("dev", pairs(40, 1))):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = tmp_path / "run"
-    words = (
-        "finetune", model, tmp_path / "train.jsonl", "--dev", tmp_path / "dev.jsonl",
-        "--task", "embed", "--seeds", "2", "--out", run, "--epochs", "6", "--lr", "0.02",
-        "--batch-size", "16", "length=16", "lora.rank=4",
-    )  # fmt: skip
-    app([str(word) for word in words], result_action="return_value")
-    series = json.loads((run / "seeds.json").read_text())
-    untrained = bothways.load(model, "embed", device="cpu", loss={"kind": "softmax"})
-    assert series["metric"] == "ndcg@10"
-    assert series["mean"] > untrained.evaluate(pairs(40, 1))["ndcg@10"]
-    predictor = bothways.load(run, device="cpu")
-    assert predictor.encode(["good film"]).shape == predictor("good film").vectors.shape == (1, 32)
-    assert predictor(("good film", "rain")).vectors.shape == (2, 32)
-    assert SentenceTransformer(str(run / "model"), device="cpu").encode(["good film"]).shape == (
-        1,
-        32,
-    )
 
 
 def beir_folder(folder: Path, rows: list[dict[str, Any]]) -> Path:

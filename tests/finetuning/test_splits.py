@@ -247,15 +247,6 @@ def test_a_group_needs_a_share():
     assert caught.value.where == "split.group"
 
 
-def test_balanced_weights_are_counted_for_rows(model):
-    result = bothways.finetune(
-        model, toy_folder.make_rows(40, 0), epochs=1, progress=False, class_weight="balanced"
-    )
-    weights = result.task_model.task.weighting
-    assert isinstance(weights, tuple)
-    assert len(weights) == len(result.task_model.labels)
-
-
 def test_questions_in_rows_are_numbered_as_in_files(tmp_path):
     file = tmp_path / "q.jsonl"
     settings = FinetuneConfig(model="m", train=str(file), dev="40%", task=QuestionAnsweringTask())

@@ -262,19 +262,6 @@ def test_the_command_prints_tables_or_one_object(corpus, capsys):
     assert values["cost"] == pytest.approx(3 * 2 * values["seconds"]["total"] / 3600)
 
 
-def test_the_command_takes_a_length(capsys):
-    few = "batch.kind=tokens", "batch.n=2048"
-    command("bert-mini", "--hardware", "h100", "--json", "--until", "100 steps", *few)
-    values = json.loads(capsys.readouterr().out)
-    assert {"operations_per_token", "tokens_per_second"} <= values.keys()
-    assert values["updates"] == 100
-    work = values["seconds"]["training"] + values["seconds"]["updates"]
-    assert work == pytest.approx(100 * LAUNCHES * 4)  # too few tokens to fill the card
-    with pytest.raises(ConfigError) as caught:
-        command("bert-mini", "--tokens", "1e9", "--until", "100 steps")
-    assert caught.value.where == "tokens"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -297,24 +297,6 @@ def test_a_run_shows_its_training_and_its_evaluations(tmp_path):
     assert heard.messages == ["evaluation step 1 · x 1.000", "evaluation step 2 · x 1.000"]
 
 
-def test_the_time_of_an_evaluation_is_done_before_the_training_goes_on(tmp_path):
-    """Else the bar takes the next step for as fast as both, and says too little time is left."""
-    heard = Heard()
-
-    def evaluation(progress):
-        progress.stage("scoring")
-        time.sleep(0.2)
-        return {"x": 1.0}
-
-    hour = 3600.0
-    training = bare(until=Hours(1 / hour), evaluate=Hours(0.4 / hour))
-    run_toy(tmp_path, training, evaluation=evaluation, progress=heard)
-    shares = [done for name, _, done in heard.stages if name == "training"]
-    assert len(shares) > 2
-    for before, after in itertools.pairwise(shares[:-1]):
-        assert after[0] >= before[-1] + 0.2
-
-
 def broken(progress):
     raise RuntimeError("no memory left")
 

@@ -16,7 +16,7 @@ from bothways.training.meter import (
     score_values,
 )
 from bothways.training.schedules import Hours, RunState, Steps, Tokens
-from bothways.training.trackers import JsonLines, TensorBoard, WeightsAndBiases
+from bothways.training.trackers import JsonLines, TensorBoard
 from toy_training import TRAINING, metric_lines, session
 
 REPORT = StepReport(
@@ -217,9 +217,3 @@ def test_weights_and_biases_gets_each_record_and_a_resumed_run_is_the_same_one(
     assert first["config"] == {"model.dropout": 0.2, "betas": (0.9, 0.999)}
     sent = [{"step": step, **values} for step, values in first["logged"] + second["logged"]]
     assert sent == metric_lines(tmp_path)
-
-
-def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ResourceError, match=r"bothways\[wandb\]"):
-        WeightsAndBiases(tmp_path, {})
