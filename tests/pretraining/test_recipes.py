@@ -20,7 +20,7 @@ from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, CorpusToken, Masking, NGrams, Spans
 from bothways.data.segments import FullSentences, NextSentence
 from bothways.hub.model_folder import load_model
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts
 from bothways.model.families.catalogue import family_for, preset
 from bothways.model.positions import Learned
 from bothways.objectives.causal_lm import CausalLM
@@ -52,9 +52,8 @@ from bothways.pretraining.recipes import (
 )
 from bothways.pretraining.run import pretrain
 from bothways.training.checkpoint import checkpoints
-from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, OptimizerConfig, StableAdamW
+from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, StableAdamW
 from bothways.training.parallel import Plan
-from bothways.training.run import Training
 from bothways.training.schedules import (
     Cosine,
     GoogleLinear,
@@ -66,6 +65,7 @@ from bothways.training.schedules import (
 )
 from commands import run_line
 from toy_corpora import write_bytes
+from toy_pretraining import small_encoder, small_run
 from toy_training import metric_lines, stop_at
 
 SMALL = [
@@ -338,22 +338,6 @@ def test_updates_fill_a_gpu_and_fit_into_it(recipe, batch, model, memory):
 OPTIMIZERS = [Lamb(lr=0.02), StableAdamW(lr=5e-3), Muon(lr=0.02, others=AdamW(lr=5e-3))]
 
 
-def settings(corpus: Corpus, optimizer: OptimizerConfig, **changes: object) -> PretrainConfig:
-    return PretrainConfig(
-        EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.1, 0.1)),
-        Training(
-            Tokens(24_000), optimizer, Cosine(0.1), clip_norm=None, ema=0.9, report=Steps(1),
-            save=Steps(7),
-        ),
-        MaskedLM(z_loss=1e-3),
-        (PretrainPhase(16, 0.3), PretrainPhase(48, 0.7)),
-        TokenRamp(200, 1200, 16_000),
-        held_out=0.1,
-        evaluation_tokens=1500,
-        **changes,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "auto"])
 @pytest.mark.parametrize(
     "optimizer",
@@ -362,9 +346,16 @@ def settings(corpus: Corpus, optimizer: OptimizerConfig, **changes: object) -> P
 )
 def test_a_run_learns_and_resumes_to_equal_weights(optimizer, precision, corpus, tmp_path):
     """With updates that grow and an average of the weights, which is saved."""
-    config = settings(corpus, optimizer)
-    training = dataclasses.replace(config.training, precision=precision)
-    config = dataclasses.replace(config, training=training)
+    config = small_run(
+        corpus, Tokens(24_000),
+        training={
+            "optimizer": optimizer, "schedule": Cosine(0.1), "clip_norm": None, "ema": 0.9,
+            "report": Steps(1), "save": Steps(7), "precision": precision,
+        },
+        encoder=small_encoder(corpus, dropout=0.1), objective=MaskedLM(z_loss=1e-3),
+        phases=(PretrainPhase(16, 0.3), PretrainPhase(48, 0.7)),
+        batch=TokenRamp(200, 1200, 16_000), evaluation_tokens=1500,
+    )  # fmt: skip
     done = pretrain(config, corpus, tmp_path / "whole")
     assert done.metrics["held-out/loss/masked"] < done.metrics["unigram/loss/masked"] - 0.1
     assert 0 < done.metrics["held-out/loss/z"] < 200, "without its coefficient"
