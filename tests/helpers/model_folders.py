@@ -37,16 +37,10 @@ def peer(stem: str, name: str) -> Any:
     """A small model of transformers, every parameter moved away from where it starts."""
     torch.manual_seed(1)
     config = getattr(transformers, f"{stem}Config")(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=20,
-        hidden_act="gelu_new",
-        id2label={0: "no", 1: "maybe", 2: "yes"},
-        label2id={"no": 0, "maybe": 1, "yes": 2},
-    )
+        vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=20, hidden_act="gelu_new",
+        id2label={0: "no", 1: "maybe", 2: "yes"}, label2id={"no": 0, "maybe": 1, "yes": 2},
+    )  # fmt: skip
     model = getattr(transformers, stem + name)(config).eval()
     return perturb(model, 0.2)
 
@@ -66,14 +60,7 @@ def folder_of(
 def own(name: str, stem: str = "Bert") -> Model:
     torch.manual_seed(2)
     config = EncoderConfig(
-        vocab=VOCAB,
-        width=WIDTH,
-        depth=2,
-        heads=2,
-        intermediate_size=24,
-        position=Learned(20),
-        order=ORDERS[stem],
-        activation="gelu_tanh",
+        VOCAB, WIDTH, 2, 2, 24, position=Learned(20), order=ORDERS[stem], activation="gelu_tanh"
     )
     return perturb(Model(config, CLASSES[name]), 0.2).eval()
 
@@ -85,11 +72,9 @@ def outputs(model: Model) -> list[Tensor]:
     batch = Batch(ids[kept], segments[kept], Layout.of(LENGTHS))
     x = model.encoder(batch).last
     pooled = model.heads["pooler"](x, batch.layout) if "pooler" in model.heads else None
-    found = (
-        [model.heads["masked"](x, model.encoder.embedding.token.weight)]
-        if "masked" in model.heads
-        else []
-    )
+    found = list[Tensor]()
+    if "masked" in model.heads:
+        found.append(model.heads["masked"](x, model.encoder.embedding.token.weight))
     found += [model.heads[kind](pooled) for kind in ("pair", "labels") if kind in model.heads]
     return found or [x, pooled]
 
@@ -98,11 +83,8 @@ def text() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     shape = (len(LENGTHS), max(LENGTHS))
     kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
-    return (
-        torch.randint(1, VOCAB, shape, generator=generator),
-        torch.randint(2, shape, generator=generator),
-        kept,
-    )
+    ids = torch.randint(1, VOCAB, shape, generator=generator)
+    return ids, torch.randint(2, shape, generator=generator), kept
 
 
 def peer_outputs(model: Any) -> list[Tensor]:
@@ -110,11 +92,8 @@ def peer_outputs(model: Any) -> list[Tensor]:
     theirs = model(input_ids=ids, token_type_ids=segments, attention_mask=kept.long())
     if type(model).__name__.endswith("Model"):
         return [theirs.last_hidden_state[kept], theirs.pooler_output]
-    first = theirs[0]
-    return [
-        first[kept] if first.dim() == 3 else first,
-        *([theirs[1]] if type(model).__name__.endswith("ForPreTraining") else []),
-    ]
+    first = theirs[0][kept] if theirs[0].dim() == 3 else theirs[0]
+    return [first, theirs[1]] if type(model).__name__.endswith("ForPreTraining") else [first]
 
 
 def assert_same_outputs(found: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-5) -> None:
