@@ -83,21 +83,16 @@ def test_the_folder_inside_that_the_modules_name_is_fetched(tmp_path, monkeypatc
 )
 def test_what_can_be_no_id_is_a_missing_folder(name, monkeypatch):
     calls = hub(monkeypatch, lambda *_: "")
-    with pytest.raises(
-        FolderError,
-        match=re.escape(
-            f"{name}: no such folder, and not the id of a Hub model\n  Give the folder"
-        ),
-    ):
+    message = f"{name}: no such folder, and not the id of a Hub model\n  Give the folder"
+    with pytest.raises(FolderError, match=re.escape(message)):
         resolve(name)
     assert not calls
 
 
 def test_a_preset_is_refused_as_a_shape(monkeypatch):
     calls = hub(monkeypatch, lambda *_: "")
-    with pytest.raises(
-        FolderError, match=r"^bert-tiny: is a shape without weights\n  Pre-train it"
-    ):
+    message = r"^bert-tiny: is a shape without weights\n  Pre-train it"
+    with pytest.raises(FolderError, match=message):
         resolve("bert-tiny")
     assert not calls
 
@@ -128,10 +123,8 @@ def test_a_file_or_a_missing_path_is_no_model_folder(tmp_path, monkeypatch):
 
 def refused(kind: type[Exception]) -> Exception:
     """An error of the Hub's client as it makes one from an answer."""
-    return kind(
-        "Repository Not Found\n\nlong advice",
-        response=SimpleNamespace(headers={}, request=None, status_code=401),
-    )
+    response = SimpleNamespace(headers={}, request=None, status_code=401)
+    return kind("Repository Not Found\n\nlong advice", response=response)
 
 
 FAILURES: dict[str, tuple[Exception, str]] = {

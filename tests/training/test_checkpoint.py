@@ -75,17 +75,13 @@ def test_everything_comes_back(tmp_path):
     other = build_optimizer(AdamW(lr=0.5), again.named_parameters())
     found = read_checkpoint(tmp_path / "step-3")
     assert found.restore(RunTensors(again, other, SINGLE), CONFIG) == progress
-    assert (found.metrics, found.config) == (
-        {"loss": 2.5},
-        {"model": {"dropout": 0.2}, "betas": [0.9, 0.999]},
-    )
+    assert found.metrics == {"loss": 2.5}
+    assert found.config == {"model": {"dropout": 0.2}, "betas": [0.9, 0.999]}
     assert torch.equal(torch.rand(3), expected)
     assert equal(training_module, again)
     for ours, theirs in zip(training_module.parameters(), again.parameters(), strict=True):
-        assert all(
-            torch.equal(value, other.state[theirs][name])
-            for name, value in optimizer.state[ours].items()
-        )
+        moments = other.state[theirs]
+        assert all(torch.equal(v, moments[name]) for name, v in optimizer.state[ours].items())
     assert [group["lr"] for group in other.param_groups] == [0.01, 0.01]
 
 
@@ -105,11 +101,8 @@ def test_tied_weights_come_back_tied(tmp_path):
 
 def test_it_holds_what_it_says(saved):
     manifest = json.loads((saved / "manifest.json").read_text())
-    assert (
-        set(manifest["files"])
-        == {"model.safetensors", "state.pt", "progress.json"}
-        == {p.name for p in saved.iterdir()} - {"manifest.json"}
-    )
+    files = {"model.safetensors", "state.pt", "progress.json"}
+    assert set(manifest["files"]) == files == {p.name for p in saved.iterdir()} - {"manifest.json"}
     assert all(file_digest(saved / name) == value for name, value in manifest["files"].items())
     assert manifest["bothways"] == bothways.__version__
     assert len({file.stat().st_mode for file in saved.iterdir()}) == 1
@@ -154,18 +147,14 @@ def test_a_damaged_or_missing_manifest_is_refused(saved, content, message):
 def test_another_format_is_refused(saved, change):
     manifest = json.loads((saved / "manifest.json").read_text()) | change
     (saved / "manifest.json").write_text(json.dumps(manifest))
-    refused(
-        saved,
-        f"is of format {change['format']}, by bothways {manifest['bothways']}; bothways .* reads formats 1 and 2",
-    )
+    message = f"is of format {change['format']}, by bothways {manifest['bothways']}; "
+    refused(saved, message + "bothways .* reads formats 1 and 2")
 
 
 def test_another_run_is_refused_and_the_difference_named(saved):
-    error = refused(
-        saved,
-        r"of another run: model.dropout was 0.2, is 0.3\n",
-        config={**CONFIG, "model": {"dropout": 0.3}},
-    )
+    other = {**CONFIG, "model": {"dropout": 0.3}}
+    message = r"of another run: model.dropout was 0.2, is 0.3\n"
+    error = refused(saved, message, config=other)
     assert "a run in another folder" in error.fix
     many = CONFIG | {f"key{number}": number for number in range(8)}
     refused(saved, "key0 was 'not set', is 0; .*; 3 more", config=many)

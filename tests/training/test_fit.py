@@ -37,10 +37,8 @@ def reference_gradients(size):
     batch = pack([sequence(0, item) for item in range(size)])
     losses = training_module(batch)
     masked, labels = batch.targets["masked"], batch.targets["pair"].labels
-    (
-        losses["masked"].total / len(masked.index)
-        + losses["pair"].total / max(1, int((labels != IGNORED).sum()))
-    ).backward()
+    pairs = max(1, int((labels != IGNORED).sum()))
+    (losses["masked"].total / len(masked.index) + losses["pair"].total / pairs).backward()
     return {name: parameter.grad for name, parameter in training_module.named_parameters()}
 
 
@@ -68,9 +66,8 @@ def test_it_stops_when_the_duration_is_over(until, expected):
 
 
 def test_hours_count_the_time_of_earlier_sessions():
-    progress = run(
-        toy(), steps(Cursor()), Hours(1.0), progress=RunState(steps=7, seconds=3599.95, tokens=10)
-    )
+    before = RunState(steps=7, seconds=3599.95, tokens=10)
+    progress = run(toy(), steps(Cursor()), Hours(1.0), progress=before)
     assert progress.steps > 7
     assert 3600 <= progress.seconds < 3605
 
@@ -89,12 +86,10 @@ def test_it_ends_with_the_steps_or_when_it_is_asked_to_and_counts_what_they_say(
 def test_the_rate_is_peak_times_schedule_of_the_progress_before_the_step():
     rates = []
     run(
-        toy(),
-        steps(Cursor()),
-        Steps(3),
+        toy(), steps(Cursor()), Steps(3),
         lambda progress, meter: rates.append(meter.read().rate) or False,
         schedule=lambda progress: progress.steps / 4,
-    )
+    )  # fmt: skip
     assert rates == [0.0, 0.01 / 4, 0.01 / 2]
 
 
@@ -114,9 +109,8 @@ def test_reports_are_sums_by_weights_since_the_last():
         means = {name: loss.total.item() / weights[name] for name, loss in expected.items()}
         assert report.progress.steps == 2 * number + 2
         assert report.scores.losses == pytest.approx(means, rel=1e-6)
-        assert report.scores.accuracies == {
-            "masked": expected["masked"].hits.item() / weights["masked"]
-        }
+        accuracy = expected["masked"].hits.item() / weights["masked"]
+        assert report.scores.accuracies == {"masked": accuracy}
         assert report.gradient_norm > 0
     assert len(reports) == 2
 
@@ -125,12 +119,8 @@ def test_a_loss_without_weight_is_left_out_of_the_report_and_trains_nothing():
     one = sequence(0, 0)
     assert one.targets["pair"].labels[0] == IGNORED
     training_module, seen = toy(), []
-    run(
-        training_module,
-        [ToyStep((pack([one]),), Cursor(), 1, 1, 0.0)],
-        Steps(1),
-        lambda _, meter: seen.append(meter.read()) or False,
-    )
+    data = [ToyStep((pack([one]),), Cursor(), 1, 1, 0.0)]
+    run(training_module, data, Steps(1), lambda _, meter: seen.append(meter.read()) or False)
     assert set(seen[0].scores.losses) == {"masked"}
     decayed = toy().labels.weight * (1 - 0.01 * 0.01)
     torch.testing.assert_close(training_module.labels.weight, decayed)
@@ -173,13 +163,11 @@ def test_evaluation_is_without_dropout_or_gradient_and_leaves_the_mode():
     assert first == second
     assert training_module.training
     assert all(parameter.grad is None for parameter in training_module.parameters())
-    whole = pack(
-        [sequence(0, item) for item in range(7)] + [sequence(1, item) for item in range(4)]
-    )
+    items = [(0, item) for item in range(7)] + [(1, item) for item in range(4)]
+    whole = pack([sequence(*item) for item in items])
     losses, weights = toy()(whole), toy().weights(whole)
-    assert first.losses == pytest.approx(
-        {name: loss.total.item() / weights[name] for name, loss in losses.items()}, rel=1e-6
-    )
+    means = {name: loss.total.item() / weights[name] for name, loss in losses.items()}
+    assert first.losses == pytest.approx(means, rel=1e-6)
     training_module.eval()
     evaluate_losses(training_module, batches, SINGLE)
     assert not training_module.training
@@ -236,9 +224,8 @@ def test_it_learns_in_training_mode_and_leaves_frozen_parts_in_evaluation_mode()
 
     run(training_module, steps(Cursor()), Steps(2), on_step)
     assert modes == [(True, False)] * 2
-    assert all(
-        torch.equal(before[name], now) for name, now in training_module.teacher.state_dict().items()
-    )
+    after = training_module.teacher.state_dict()
+    assert all(torch.equal(before[name], now) for name, now in after.items())
     assert not any(name.startswith("teacher.") for name, _ in training_module.trained_parameters())
 
 
@@ -256,9 +243,8 @@ def test_a_coefficient_scales_the_gradient_and_not_the_reported_loss():
     expected = toy()
     batch = next(steps(Cursor())).microbatches[0]
     weights, losses = expected.weights(batch), expected(batch)
-    (
-        3 * losses["masked"].total / weights["masked"] + losses["pair"].total / weights["pair"]
-    ).backward()
+    masked, pair = (losses[name].total / weights[name] for name in ("masked", "pair"))
+    (3 * masked + pair).backward()
     moments = fit_toy(taught(), steps(Cursor()), 1)["moments"]
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(moments[name] / 0.1, parameter.grad)

@@ -67,9 +67,8 @@ def test_gradients_and_weights_are_those_of_one_process(two, name):
 
 
 def test_an_evaluation_is_over_all_ranks(two):
-    alone = evaluate_losses(
-        toy(dtype=torch.float64), [next(steps(Cursor(), 7))], SINGLE, precision="fp32"
-    )
+    data = [next(steps(Cursor(), 7))]
+    alone = evaluate_losses(toy(dtype=torch.float64), data, SINGLE, precision="fp32")
     first, second = (found["scores"] for found in two[1])
     assert first == second
     assert first["losses"] == pytest.approx(alone.losses, rel=1e-12)
@@ -99,14 +98,11 @@ def test_the_ranks_go_by_one_clock(two):
 
 
 def test_two_ranks_resume_to_the_weights_of_a_run_without_interruption(two):
-    whole, resumed = (
-        torch.load(two[0] / name / "final.pt", weights_only=True) for name in ("whole", "stopped")
-    )
+    folders = [two[0] / name for name in ("whole", "stopped")]
+    whole, resumed = (torch.load(f / "final.pt", weights_only=True) for f in folders)
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
-    recorded = [
-        [line["step"] for line in metric_lines(two[0] / name)] for name in ("whole", "stopped")
-    ]
-    assert recorded[0] == recorded[1]
+    recorded, again = ([line["step"] for line in metric_lines(folder)] for folder in folders)
+    assert recorded == again
 
 
 def test_one_process_can_go_on_with_the_checkpoint_of_two(two):
@@ -227,9 +223,8 @@ def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None
 def test_no_rank_ends_before_the_main_one_has_saved(tmp_path):
     (tmp_path / "run").mkdir()
     on_ranks(2, end_with_a_slow_save, tmp_path)
-    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == [
-        "('step-5', 'step-5')"
-    ] * 2
+    for rank in range(2):
+        assert (tmp_path / f"rank{rank}").read_text() == "('step-5', 'step-5')"
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -298,12 +293,8 @@ def end_at_a_full_disk(rank: int, world: int, port: int, folder: Path) -> None:
     whole, signals = saved_state.WHOLE_BYTES, signal.SIG_IGN
     signal.signal(signal.SIGXFSZ, signals)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    cases = {
-        "parts": (sharded, 0, 1),
-        "whole": (sharded, whole, 0),
-        "replicated": (replicated, whole, 0),
-    }
-    for name, (plan, limit, full) in cases.items():
+    cases = ("parts", sharded, 0, 1), ("whole", sharded, whole, 0), ("all", replicated, whole, 0)
+    for name, plan, limit, full in cases:
         (folder / name).mkdir(exist_ok=True)
         saved_state.WHOLE_BYTES = limit
         if rank == full:
