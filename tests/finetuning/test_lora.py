@@ -113,9 +113,8 @@ def test_each_family_is_changed_and_merged(name, lora):
 def test_a_run_saves_a_usual_folder(settings, folder, tmp_path):
     done = finetune(settings, tmp_path / "run", device="cpu")
     assert done.metrics["accuracy"] > 0.9
-    start, end = (
-        load_model(place).model.encoder.state_dict() for place in (folder, tmp_path / "run/model")
-    )
+    places = folder, tmp_path / "run/model"
+    start, end = (load_model(place).model.encoder.state_dict() for place in places)
     changed = {key for key, value in end.items() if not torch.equal(value, start[key])}
     assert changed == {
         f"blocks.{block}.{name}.weight"
@@ -130,10 +129,8 @@ def test_a_run_saves_a_usual_folder(settings, folder, tmp_path):
     found = predictor(text).probabilities
     for label, number in theirs.config.label2id.items():
         assert abs(found[label] - float(expected[number])) < 1e-6
-    assert (
-        "| lora | rank 2, alpha 4.0, matrices all |"
-        in (tmp_path / "run/model/README.md").read_text()
-    )
+    card = (tmp_path / "run/model/README.md").read_text()
+    assert "| lora | rank 2, alpha 4.0, matrices all |" in card
 
 
 def test_the_forecast_of_memory_counts_what_is_trained(settings, monkeypatch):

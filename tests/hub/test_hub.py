@@ -127,27 +127,15 @@ def refused(kind: type[Exception]) -> Exception:
     return kind("Repository Not Found\n\nlong advice", response=response)
 
 
+UNKNOWN = "some/model: is neither a folder here nor a model on the Hub\n  Check the name"
+GATED = "is open only to users who have accepted its conditions\n  Accept its conditions"
+FAILED = "could not be downloaded from the Hub:"
 FAILURES: dict[str, tuple[Exception, str]] = {
-    "unknown": (
-        refused(errors.RepositoryNotFoundError),
-        "some/model: is neither a folder here nor a model on the Hub\n  Check the name",
-    ),
-    "gated": (
-        refused(errors.GatedRepoError),
-        "is open only to users who have accepted its conditions\n  Accept its conditions",
-    ),
-    "server": (
-        refused(errors.HfHubHTTPError),
-        "could not be downloaded from the Hub: Repository Not Found\n  Check the network",
-    ),
-    "no route": (
-        ConnectionError(),
-        "could not be downloaded from the Hub: ConnectionError\n  Check the network",
-    ),
-    "bad id": (
-        errors.HFValidationError("Cannot have -- in it"),
-        "could not be downloaded from the Hub: Cannot have -- in it",
-    ),
+    "unknown": (refused(errors.RepositoryNotFoundError), UNKNOWN),
+    "gated": (refused(errors.GatedRepoError), GATED),
+    "server": (refused(errors.HfHubHTTPError), f"{FAILED} Repository Not Found\n  Check"),
+    "no route": (ConnectionError(), f"{FAILED} ConnectionError\n  Check the network"),
+    "bad id": (errors.HFValidationError("Has -- in it"), f"{FAILED} Has -- in it"),
 }
 
 
