@@ -205,9 +205,10 @@ def test_patience_counts_evaluations_that_were_not_better(folder, data, monkeypa
     values = iter([0.1, 0.3, 0.2, 0.3, 0.9])
     for name in ("score", "score_tuned"):
         monkeypatch.setattr(
-            TextClassifier, name,
+            TextClassifier,
+            name,
             lambda task, results, metric="": {"accuracy": next(values), "count": len([*results])},
-        )  # fmt: skip
+        )
     patient = replace(FAST, early_stopping=2, until=Steps(until))
     done = fit_task(load_model(folder).model, data, replace(METHOD, training=patient), device="cpu")
     assert (done.progress.steps, done.progress.early) == (12, early)

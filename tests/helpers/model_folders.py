@@ -37,10 +37,16 @@ def peer(stem: str, name: str) -> Any:
     """A small model of transformers, every parameter moved away from where it starts."""
     torch.manual_seed(1)
     config = getattr(transformers, f"{stem}Config")(
-        vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=24, max_position_embeddings=20, hidden_act="gelu_new",
-        id2label={0: "no", 1: "maybe", 2: "yes"}, label2id={"no": 0, "maybe": 1, "yes": 2},
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=20,
+        hidden_act="gelu_new",
+        id2label={0: "no", 1: "maybe", 2: "yes"},
+        label2id={"no": 0, "maybe": 1, "yes": 2},
+    )
     model = getattr(transformers, stem + name)(config).eval()
     return perturb(model, 0.2)
 

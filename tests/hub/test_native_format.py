@@ -83,9 +83,16 @@ def draw_transformer(rng: random.Random) -> EncoderConfig:
 
 
 HEADS: list[Head] = [
-    MaskedHead(), PoolerHead(), PairHead(), LabelHead(3, 0.25), TagHead(3), SpanHead(),
-    ChoiceHead(), ReplacedHead(), NextTokenHead(),
-]  # fmt: skip
+    MaskedHead(),
+    PoolerHead(),
+    PairHead(),
+    LabelHead(3, 0.25),
+    TagHead(3),
+    SpanHead(),
+    ChoiceHead(),
+    ReplacedHead(),
+    NextTokenHead(),
+]
 
 
 def draw_model(seed: int) -> Model:

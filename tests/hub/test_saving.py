@@ -95,10 +95,15 @@ def test_the_folder_holds_a_card_and_a_record(tmp_path):
     lines = (tmp_path / "ours" / "README.md").read_text(encoding="utf8").splitlines()
     assert lines[0] == "---"
     assert {
-        "pipeline_tag: fill-mask", "# A | model of mine", "For what.", "| steps | 10 |",
-        r"| text | a \| b c |", "| accuracy | 0.8765 |", f"| torch | {torch.__version__} |",
+        "pipeline_tag: fill-mask",
+        "# A | model of mine",
+        "For what.",
+        "| steps | 10 |",
+        r"| text | a \| b c |",
+        "| accuracy | 0.8765 |",
+        f"| torch | {torch.__version__} |",
         "| format | Hugging Face transformers, BertForMaskedLM |",
-    } <= {*lines}  # fmt: skip
+    } <= {*lines}
     assert not {"## Limits", "## Data"} & set(lines)
     assert any("BertForMaskedLM.from_pretrained" in line for line in lines)
     record = json.loads((tmp_path / "ours" / "bothways.json").read_text())

@@ -33,9 +33,12 @@ from drawn_settings import draw_settings
 from spread import in_turn
 
 SENTENCES = [
-    "The cat sat on the mat.", "bidirectional " * 300, "北京 is a city, naïve café!", "x",
+    "The cat sat on the mat.",
+    "bidirectional " * 300,
+    "北京 is a city, naïve café!",
+    "x",
     "A dog barks.",
-]  # fmt: skip
+]
 TOKENS = (*SPECIALS, "the", "cat", "dog", "##s", "sat", "on", "a", "mat", ".")
 
 

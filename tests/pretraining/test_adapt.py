@@ -100,11 +100,8 @@ def test_text_is_read_from_a_named_column(tmp_path, tokenizer, texts):
     options = {"until": "1 steps", "length": 32, **FAST}
     with pytest.raises(BothwaysError, match="has no column 'text'"):
         bothways.adapt(model, file, tmp_path / "run", **options)
-    options |= {
-        "column": "body",
-        "replay": texts["general"],
-        "replay_share": 0.0,
-    }  # plain text has no columns
+    # Plain text has no columns.
+    options |= {"column": "body", "replay": texts["general"], "replay_share": 0.0}
     options |= {"length": 999, "progress": (heard := Heard())}
     done = bothways.adapt(model, file, tmp_path / "run", **options)
     note = "note: sequences have 512 tokens, the most that the model reads, not 999"

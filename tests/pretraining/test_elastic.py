@@ -139,9 +139,8 @@ def session(
     saved_state.WHOLE_BYTES = 0
     torch.set_default_dtype(torch.float64)
     corpus, (_, sharding, stop) = Corpus.open(place), STAGES[kind][number]
-    config = config_of(
-        corpus, objective_of(kind, teacher), microbatch_tokens=130, sharding=sharding
-    )
+    objective = objective_of(kind, teacher)
+    config = config_of(corpus, objective, microbatch_tokens=130, sharding=sharding)
     weights, read = train(config, corpus, folder, stop, rank)
     torch.save({"weights": weights, "read": [*read.items()]}, folder / f"{number}-{rank}.found")
 
@@ -180,9 +179,8 @@ def test_a_run_by_changing_ranks_does_what_one_rank_does(corpus, tmp_path, kind,
         on_ranks(world, session, folder, corpus.folder, kind, number, teacher)
     torch.set_default_dtype(torch.float64)
     try:
-        config = config_of(
-            corpus, objective_of(kind, teacher), microbatch_tokens=130, sharding=None
-        )
+        objective = objective_of(kind, teacher)
+        config = config_of(corpus, objective, microbatch_tokens=130, sharding=None)
         weights, read = train(config, corpus, tmp_path / "alone", LENGTH)
     finally:
         torch.set_default_dtype(torch.float32)

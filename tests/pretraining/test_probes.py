@@ -69,10 +69,8 @@ def test_probes_change_no_update(corpus, files, kind):
     if kind == "rotary":
         encoder = dataclasses.replace(plain.encoder, position=Rotary(64))
         plain = dataclasses.replace(plain, encoder=encoder)
-    without, probed = (
-        pretrain(dataclasses.replace(plain, probes=probes), corpus, device="cpu")
-        for probes in ((), files)
-    )
+    both = (dataclasses.replace(plain, probes=probes) for probes in ((), files))
+    without, probed = (pretrain(settings, corpus, device="cpu") for settings in both)
     for name, tensor in weights(without).items():
         assert torch.equal(tensor, weights(probed)[name]), name
     assert {PAIRS, TABLE} <= {*probed.metrics}
@@ -119,21 +117,17 @@ def test_pairs_are_scored_as_by_evaluate(corpus, files, probed):
 def test_records_resume_and_are_drawn(corpus, files, tmp_path):
     settings = settings_for(corpus, files)
     keep = Keep(best=Best(TABLE, "highest"))
-    settings = dataclasses.replace(
-        settings, training=dataclasses.replace(settings.training, keep=keep)
-    )
+    training = dataclasses.replace(settings.training, keep=keep)
+    settings = dataclasses.replace(settings, training=training)
     whole = pretrain(settings, corpus, tmp_path / "whole", device="cpu")
     with pytest.raises(InterruptedError):
         pretrain(settings, corpus, tmp_path / "cut", device="cpu", on_event=stop_at(4))
     resumed = pretrain(settings, corpus, tmp_path / "cut", device="cpu", resume=True)
     assert dict(resumed.metrics) == dict(whole.metrics)
+    files = (tmp_path / name / "metrics.jsonl" for name in ("whole", "cut"))
     records = [
-        [
-            (r["step"], r[PAIRS], r[TABLE])
-            for r in read_records(folder / "metrics.jsonl")
-            if PAIRS in r
-        ]
-        for folder in (tmp_path / "whole", tmp_path / "cut")
+        [(r["step"], r[PAIRS], r[TABLE]) for r in read_records(file) if PAIRS in r]
+        for file in files
     ]
     assert [step for step, *_ in records[0]] == [2, 4, 6]
     assert records[0] == records[1]

@@ -60,9 +60,8 @@ def ready_commands() -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize(("name", "words"), ready_commands(), ids=lambda each: str(each)[:20])
 def test_a_ready_file_gives_settings_that_there_are(name, words):
     cli.app.parse_args(words, print_error=False, exit_on_error=False)
-    read = configs.load(
-        PretrainConfig, base=SETTINGS, overrides=[word for word in words if "=" in word]
-    )
+    overrides = [word for word in words if "=" in word]
+    read = configs.load(PretrainConfig, base=SETTINGS, overrides=overrides)
     assert read.training.until == Steps(100_000), name
     assert read.training.step_limit == 1800
 

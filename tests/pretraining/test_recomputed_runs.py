@@ -46,9 +46,8 @@ def test_fine_tuning_in_memory(tmp_path, recomputed):
     tokenizer, found = make_tokenizer(tmp_path), []
     data = label(ClassificationTask(), tokenizer, make_examples(32, 0), make_examples(8, 1), 16)
     for recompute in (False, True):
-        training = dataclasses.replace(
-            finetune_adam(), until=Epochs(2.0), precision="fp32", recompute=recompute
-        )
+        changes = {"until": Epochs(2.0), "precision": "fp32", "recompute": recompute}
+        training = dataclasses.replace(finetune_adam(), **changes)
         start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.2, 0.2))
         done = fit_task(start, data, FinetuneConfig(training, 16), device="cpu")
         found.append(done.task_model.state_dict())

@@ -205,9 +205,8 @@ def test_phases_count_by_what_they_read(monkeypatch):
     assert hours.updates == math.ceil(32_400 / 13.8 + 3600 / 103.4)
     per = [3 * objective_flops(run.objective, run.encoder, length) for length in (128, 512)]
     read = [900 * 12_800, 100 * 51_200]
-    assert steps.operations_per_token == pytest.approx(
-        (per[0] * read[0] + per[1] * read[1]) / sum(read)
-    )
+    mean = (per[0] * read[0] + per[1] * read[1]) / sum(read)
+    assert steps.operations_per_token == pytest.approx(mean)
 
 
 def test_what_is_done_by_epochs_or_with_each_evaluation_is_counted():
@@ -255,10 +254,8 @@ def test_the_command_prints_tables_or_one_object(corpus, capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["tokens"] == corpus.manifest.counts.tokens
     assert values["placement"] == "replicated"
-    assert values["memory"]["total"] == sum(
-        values["memory"][name]
-        for name in ("weights", "gradients", "optimizer", "activations", "gathered")
-    )
+    parts = ("weights", "gradients", "optimizer", "activations", "gathered")
+    assert values["memory"]["total"] == sum(values["memory"][name] for name in parts)
     assert values["cost"] == pytest.approx(3 * 2 * values["seconds"]["total"] / 3600)
 
 

@@ -75,9 +75,8 @@ def test_shown_sequences_are_those_that_a_run_reads(corpus, monkeypatch, kind, s
         "phases": [{"length": 16, "share": 0.5}, {"length": 32, "share": 0.5}],
     }  # fmt: skip
     data = data_of_run(monkeypatch, corpus, shape, kind, **settings)[step - 1]
-    shown = bothways.show(
-        corpus, model=shape, objective=kind, step=step, count=99, progress=False, **settings
-    )
+    settings |= {"step": step, "count": 99, "progress": False}
+    shown = bothways.show(corpus, model=shape, objective=kind, **settings)
     classes = {"masked_lm_nsp": ("is next", "random"), "masked_lm_sop": ("in order", "swapped")}
     token = corpus.tokenizer.token
     expected = []
@@ -133,9 +132,8 @@ def test_steps_of_later_phases_have_their_length(corpus):
 
 def test_draws_of_a_text_differ_and_repeat(my_bert):
     def draw(**settings):
-        shown = bothways.show(
-            my_bert, "a good film was bad", objective="masked-lm", progress=False, **settings
-        )
+        settings |= {"objective": "masked-lm", "progress": False}
+        shown = bothways.show(my_bert, "a good film was bad", **settings)
         return [[t.token for t in sequence.tokens] for sequence in shown.sequences]
 
     three = draw(count=3)

@@ -86,10 +86,12 @@ def test_it_ends_with_the_steps_or_when_it_is_asked_to_and_counts_what_they_say(
 def test_the_rate_is_peak_times_schedule_of_the_progress_before_the_step():
     rates = []
     run(
-        toy(), steps(Cursor()), Steps(3),
+        toy(),
+        steps(Cursor()),
+        Steps(3),
         lambda progress, meter: rates.append(meter.read().rate) or False,
         schedule=lambda progress: progress.steps / 4,
-    )  # fmt: skip
+    )
     assert rates == [0.0, 0.01 / 4, 0.01 / 2]
 
 

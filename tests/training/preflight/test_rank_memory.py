@@ -207,10 +207,12 @@ def settings_for(
 ) -> PretrainConfig:
     usual = modern(student)
     return dataclasses.replace(
-        usual, objective=distillation.Distillation(teacher, losses),
-        phases=(PretrainPhase(LENGTH),), microbatch_tokens=LENGTH * SEQUENCES,
+        usual,
+        objective=distillation.Distillation(teacher, losses),
+        phases=(PretrainPhase(LENGTH),),
+        microbatch_tokens=LENGTH * SEQUENCES,
         training=dataclasses.replace(usual.training, precision="fp32"),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
