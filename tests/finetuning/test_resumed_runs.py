@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed ends in the weights of one without a break, whatever it trains."""
+"""A stopped and resumed run ends in the weights of one without a break, whatever it trains."""
 
 import itertools
 import signal

@@ -65,7 +65,8 @@ def config_of(
 ) -> PretrainConfig:
     """A run whose sessions save every fourth step and record every step."""
     return small_run(
-        corpus, Steps(steps), training={"optimizer": AdamW(lr=3e-3), "save": Steps(4), "report": Steps(1)},
+        corpus, Steps(steps),
+        training={"optimizer": AdamW(lr=3e-3), "save": Steps(4), "report": Steps(1)},
         encoder=shape_of(corpus, name, dropout), objective=objective, phases=(PretrainPhase(48),),
         **settings,
     )  # fmt: skip

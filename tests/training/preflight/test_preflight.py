@@ -135,7 +135,8 @@ def test_what_is_cut_and_what_is_unknown_is_counted(tmp_path):
         return [(f.check, f.severity, f.what) for f in check_inputs(inputs, tokenizer, length, str)]
 
     assert check(8, short, short, short) == []
-    cut = "1 of 4 examples (25.0%) is longer than 6 tokens and is cut: 16.7% of all tokens are not read"
+    cut = "1 of 4 examples (25.0%) is longer than 6 tokens and is cut: "
+    cut += "16.7% of all tokens are not read"
     assert check(6, short, short, short, long) == [("truncation", "warning", cut)]
     unknown = "25.0% of the tokens are unknown to the vocabulary"
     assert check(8, strange) == [("unknown", "warning", unknown)]
