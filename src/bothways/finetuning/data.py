@@ -152,11 +152,8 @@ def needed_length(inputs: Iterable[base.EncodedExample], share: float = WHOLE) -
 
     Example: 95 % of the texts have at most 201 tokens, special tokens included → 224.
     """
-    lengths = [
-        max((length for s in item.sequences for length in s.parts or (len(s),)), default=0)
-        + item.cut
-        for item in inputs
-    ]
+    parts = ([n for s in item.sequences for n in s.parts or (len(s),)] for item in inputs)
+    lengths = [max(part, default=0) + item.cut for part, item in zip(parts, inputs, strict=True)]
     return -(-int(np.quantile(lengths, share, method="inverted_cdf")) // ROUND) * ROUND
 
 
@@ -176,10 +173,8 @@ def check_inputs(
     cut = [item for item in inputs if item.cut]
     if cut:
         lost = sum(item.cut for item in cut) / sum(item.tokens for item in inputs)
-        fault = (
-            f"of {len(inputs):,} examples ({len(cut) / len(inputs):.1%}) is|are longer than "
-            f"{length:,} tokens and is|are cut"
-        )
+        fault = f"of {len(inputs):,} examples ({len(cut) / len(inputs):.1%}) is|are longer than "
+        fault += f"{length:,} tokens and is|are cut"
         message = f"{quantity(len(cut), fault)}: {lost:.1%} of all tokens are not read"
         needed = needed_length(inputs)
         if needed <= length:  # which holds nearly all: the rest asks for more
@@ -202,10 +197,8 @@ def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
         capital = sum(token != token.lower() for token in tokens) / max(1, len(tokens))
         if capital <= 0.1:
             return []
-        message = (
-            f"the vocabulary is cased ({capital:.0%} of its tokens have capitals), "
-            "but the tokenizer lower-cases"
-        )
+        message = f"the vocabulary is cased ({capital:.0%} of its tokens have capitals), "
+        message += "but the tokenizer lower-cases"
         fix = 'Set "do_lower_case": false in tokenizer_config.json.'
         return [Finding("casing", "warning", message, "tokenizer", fix)]
     unknown, lowered = (
@@ -214,10 +207,8 @@ def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
     )
     if unknown - lowered <= UNKNOWN:
         return []
-    message = (
-        "the vocabulary is uncased, but the tokenizer keeps capitals: "
-        f"{unknown:.1%} of tokens are unknown, lower-cased {lowered:.1%}"
-    )
+    message = "the vocabulary is uncased, but the tokenizer keeps capitals: "
+    message += f"{unknown:.1%} of tokens are unknown, lower-cased {lowered:.1%}"
     fix = 'Set "do_lower_case": true in tokenizer_config.json.'
     return [Finding("casing", "warning", message, "tokenizer", fix)]
 

@@ -460,11 +460,9 @@ def distillation(
         encoder = build.start_encoder(student)
     settings = DISTILLING[recipe](encoder, teacher)
     # No sequence is longer than what both read.
-    phases = (
-        dataclasses.replace(phase, length=min(phase.length, source.max_positions))
-        for phase in settings.phases
-    )
-    settings = dataclasses.replace(settings, phases=tuple(phases))
+    most, phases = source.max_positions, settings.phases
+    phases = tuple(dataclasses.replace(each, length=min(each.length, most)) for each in phases)
+    settings = dataclasses.replace(settings, phases=phases)
     if student is not None and student not in PRESETS:
         return dataclasses.replace(settings, start=student)
     if source.sharing is not None or build.layer_differences(source, encoder):
@@ -538,9 +536,8 @@ def _changed(
             raise ConfigError(message, where="model", fix=fix)
         return base, settings
     heads = _with_heads(encoder, settings.objective)
-    base = dataclasses.replace(
-        base, encoder=dataclasses.replace(base.encoder, readout=heads.readout)
-    )
+    shape = dataclasses.replace(base.encoder, readout=heads.readout)
+    base = dataclasses.replace(base, encoder=shape)
     return base, change(base)
 
 

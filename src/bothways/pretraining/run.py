@@ -375,14 +375,8 @@ def _card(
     title, documents = "A pre-trained encoder", f"{corpora.documents:,} documents"
     summary = f"Pre-trained with bothways on {documents}, {tokens:,} tokens read."
     card = Card(title, summary, flatten(tree), done.metrics, data, limits)
-    record: dict[str, object] = {
-        "pretraining": tree,
-        "corpus": digest,
-        "tokens": tokens,
-        "date": today(),
-        "metrics": dict(done.metrics),
-    }
-    return card, record
+    record: dict[str, object] = {"pretraining": tree, "corpus": digest, "tokens": tokens}
+    return card, record | {"date": today(), "metrics": dict(done.metrics)}
 
 
 POINTS = 200

@@ -167,10 +167,9 @@ class Meter:
 def _sums(loss: Loss) -> Float[Tensor, " sums"]:
     """Return total and hits; NaN for the hits of a loss that has none."""
     loss_total = loss.total.detach().double()
-    hits = (
-        torch.full_like(loss_total, math.nan) if loss.hits is None else loss.hits.detach().double()
-    )
-    return torch.stack([loss_total, hits])
+    if loss.hits is None:
+        return torch.stack([loss_total, torch.full_like(loss_total, math.nan)])
+    return torch.stack([loss_total, loss.hits.detach().double()])
 
 
 def _check(names: list[str | None], ranks: list[list[float]]) -> None:
@@ -187,12 +186,9 @@ def _check(names: list[str | None], ranks: list[list[float]]) -> None:
     )
     of_rank = f" on rank {rank}" if len(ranks) > 1 and names[index] is not None else ""
     value = "gradient norm" if names[index] is None else f"loss {names[index]!r}"
-    raise DivergedError(
-        f"the {value} is not finite{of_rank}",
-        where=f"step {int(step)}",
-        fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
-        "resume from the last checkpoint.",
-    )
+    fix = "Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
+    fix += "resume from the last checkpoint."
+    raise DivergedError(f"the {value} is not finite{of_rank}", where=f"step {int(step)}", fix=fix)
 
 
 def report_values(report: StepReport) -> dict[str, int | float]:
@@ -238,15 +234,12 @@ def record_text(record: Record) -> str:
     for name, value in metrics.items():
         accuracy = metrics.get(name.replace("loss/", "accuracy/"))
         if "loss/" in name:
-            texts.append(
-                f"{name.replace('loss/', '')} {value:.3f}"
-                + (f" ({accuracy:.1%} right)" if accuracy is not None else "")
-            )
+            right = "" if accuracy is None else f" ({accuracy:.1%} right)"
+            texts.append(f"{name.replace('loss/', '')} {value:.3f}{right}")
         elif "accuracy/" not in name or name.replace("accuracy/", "loss/") not in metrics:
             texts.append(f"{name} {value:.3f}")
-    return " · ".join(
-        [*texts, *(form(record[name]) for name, form in _FORMS.items() if name in record)]
-    )
+    texts += [form(record[name]) for name, form in _FORMS.items() if name in record]
+    return " · ".join(texts)
 
 
 _NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "seconds_left", "share", "gemm_share"}

@@ -103,11 +103,8 @@ def plan_here() -> Plan:
 def _variable(name: str) -> int:
     value = os.environ.get(name, "")
     if not value.isdecimal():
-        raise ConfigError(
-            f"WORLD_SIZE is set, but {name} is {value!r} which is not a number",
-            where="environment",
-            fix="Start the ranks with torchrun.",
-        )
+        message = f"WORLD_SIZE is set, but {name} is {value!r} which is not a number"
+        raise ConfigError(message, where="environment", fix="Start the ranks with torchrun.")
     return int(value)
 
 
@@ -239,10 +236,8 @@ def lost_contact(plan: Plan, error: BaseException, prefix: str = "") -> LostRank
         fix += f"torchrun starts all ranks again while --max-restarts allows it; else add {resume}."
     else:
         fix += f"Start all ranks again with {resume}: they continue from the last checkpoint."
-    message = (
-        f"{prefix}rank {plan.rank} has lost contact with another rank, which has probably ended"
-    )
-    return LostRankError(message, fix=fix)
+    message = f"rank {plan.rank} has lost contact with another rank, which has probably ended"
+    return LostRankError(prefix + message, fix=fix)
 
 
 def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:
@@ -261,13 +256,8 @@ def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:
     # No training changes a buffer: they are not sent.
     names = ("forward_sync_buffers", "broadcast_buffers")  # as torch names the option by release
     buffers = next(name for name in names if name in inspect.signature(parallel).parameters)
-    options: dict[str, Any] = {buffers: False}
-    return parallel(
-        training_module,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=training_module.partial,
-        **options,
-    )
+    options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
+    return parallel(training_module, find_unused_parameters=training_module.partial, **options)
 
 
 def exchanging(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
@@ -397,9 +387,8 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
     if training_module.partial:
         message = "a step of this model may leave some parameters without a gradient"
         fix = "Set sharding=none: each rank then has the whole model."
-        raise ConfigError(
-            f"{message}, which ranks that share a model cannot", where="sharding", fix=fix
-        )
+        message += ", which ranks that share a model cannot"
+        raise ConfigError(message, where="sharding", fix=fix)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -413,14 +402,9 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
     shape = (plan.world,) if is_flat else (machines, plan.local_world)
     axes = ("ranks",) if is_flat else ("machines", "ranks")
     _MESHES.append(init_device_mesh(device.type, shape, mesh_dim_names=axes))
-    settings: dict[str, Any] = {
-        "mesh": _MESHES[-1],
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if sharding.gathered == "bf16" else None,
-            reduce_dtype=torch.float32 if sharding.gathered == "bf16" else None,
-            cast_forward_inputs=False,
-        ),
-    }
+    dtypes = (torch.bfloat16, torch.float32) if sharding.gathered == "bf16" else (None, None)
+    policy = MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)
+    settings: dict[str, Any] = {"mesh": _MESHES[-1], "mp_policy": policy}
     _show_losses_to_torch()
     # Each of these is gathered by itself, and runs once in a forward pass.
     units = [u for m in training_module.modules() for u in getattr(m, "gathered_apart", ())]

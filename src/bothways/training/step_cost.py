@@ -130,10 +130,8 @@ def forward_flops(
         # An enhanced mask decoder is the last block twice more, with queries of its own; the second
         # time at predicted tokens.
         encoder += 2 * (blocks[-1] + 2 * h**2) - (1 - predicted) * tail
-    head_shares = [
-        1 / length if head.reads_one_token(config) else 1.0
-        for head in specification - {MaskedHead()}
-    ]
+    others = specification - {MaskedHead()}
+    head_shares = [1 / length if head.reads_one_token(config) else 1.0 for head in others]
     token_share = min(1.0, masked + max(head_shares, default=0.0))
     if specification <= {PoolerHead()} or (config.depth == 1 and convolution):
         token_share = 1.0  # all vectors are the result
@@ -182,9 +180,8 @@ def kept_floats(
         if device.type == "cpu":
             rate = config.dropout.attention if learning else 0.0
             dtype, features = devices.resolve_precision(precision, device), h // config.heads
-            call = dispatch.AttentionCall(
-                device, dtype, features, length, pattern, rate, learning, relative=relative
-            )
+            shape = device, dtype, features, length, pattern, rate, learning
+            call = dispatch.AttentionCall(*shape, relative=relative)
             compiled = dispatch.choose(call) == dispatch.Compiled()
         scores = config.heads * seen(pattern, length)
         if learning:
@@ -364,11 +361,8 @@ class MemoryDemand:
         if shards > 1:
             # GATHERED blocks, and all that is outside of blocks; of a frozen model no gradients.
             for weight_counts, size in ((self.counts, 2 * FLOAT), (self.frozen_counts, FLOAT)):
-                gathered += size * (
-                    GATHERED * weight_counts.largest
-                    + weight_counts.parameters
-                    - weight_counts.blocks
-                )
+                outside = weight_counts.parameters - weight_counts.blocks
+                gathered += size * (GATHERED * weight_counts.largest + outside)
         return MemoryPerRank(weights, gradients, moments, activations, frozen_bytes, gathered)
 
     def largest_microbatch(self, free: float, device: torch.device, shards: int = 1) -> int:
@@ -523,10 +517,8 @@ def check_machine(
         # A resumed run replaces the files that it has written.
         written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
         if needed > free_disk + sum(file.stat().st_size for file in written if file.is_file()):
-            message = (
-                f"{count} checkpoints and the model take {size_text(needed)}, "
-                f"but {size_text(free_disk)} are free"
-            )
+            message = f"{count} checkpoints and the model take {size_text(needed)}, "
+            message += f"but {size_text(free_disk)} are free"
             fix = "Make room, or choose a folder on another disk."
             findings.append(Finding("disk", "error", message, str(folder), fix))
     free = devices.memory_available(device)
