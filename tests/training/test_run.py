@@ -13,7 +13,7 @@ import torch
 
 from bothways.core.errors import CheckpointError, ConfigError, DivergedError
 from bothways.training.checkpoint import Best, FolderStore, Keep, checkpoints, read_checkpoint
-from bothways.training.run import TrainingPhase
+from bothways.training.run import Target, TrainingPhase
 from bothways.training.schedules import Hours, Steps
 from bothways.training.trackers import JsonLines
 from heard_progress import Heard
@@ -172,17 +172,18 @@ def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
     assert metrics == {"step-3": {}, "step-6": {}, "step-9": {"x": 1.0}}
 
 
-def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
-    training = dataclasses.replace(
-        TRAINING, keep=Keep(best=Best("f1", "highest")), evaluate=Steps(1)
-    )
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("keep.best", {"keep": Keep(best=Best("f1", "highest"))}),
+        ("target", {"target": Target("f1", 1.0), "keep": Keep()}),
+    ],
+)
+def test_a_metric_that_is_not_evaluated_is_refused(setting, changes, tmp_path):
+    training = dataclasses.replace(TRAINING, evaluate=Steps(1), **changes)
     with pytest.raises(ConfigError, match="'f1' is not evaluated: there are loss") as caught:
-        run_toy(
-            FolderStore(tmp_path, CONFIG),
-            training,
-            evaluation=lambda progress: {"loss": 1.0, "accuracy": 0.5},
-        )
-    assert caught.value.where == "training.keep.best.metric"
+        run_toy(FolderStore(tmp_path, CONFIG), training, evaluation=lambda progress: {"loss": 1.0})
+    assert caught.value.where == f"training.{setting}.metric"
 
 
 def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):

@@ -152,8 +152,8 @@ def needed_length(inputs: Iterable[base.EncodedExample], share: float = WHOLE) -
 
     Example: 95 % of the texts have at most 201 tokens, special tokens included → 224.
     """
-    parts = ([n for s in item.sequences for n in s.parts or (len(s),)] for item in inputs)
-    lengths = [max(part, default=0) + item.cut for part, item in zip(parts, inputs, strict=True)]
+    rows = ([n for s in item.sequences for n in s.parts or (len(s),)] for item in inputs)
+    lengths = [max(row, default=0) + item.cut for row, item in zip(rows, inputs, strict=True)]
     return -(-int(np.quantile(lengths, share, method="inverted_cdf")) // ROUND) * ROUND
 
 

@@ -460,8 +460,8 @@ def distillation(
         encoder = build.start_encoder(student)
     settings = DISTILLING[recipe](encoder, teacher)
     # No sequence is longer than what both read.
-    most, phases = source.max_positions, settings.phases
-    phases = tuple(dataclasses.replace(each, length=min(each.length, most)) for each in phases)
+    limit = source.max_positions
+    phases = tuple(dataclasses.replace(p, length=min(p.length, limit)) for p in settings.phases)
     settings = dataclasses.replace(settings, phases=phases)
     if student is not None and student not in PRESETS:
         return dataclasses.replace(settings, start=student)

@@ -234,8 +234,8 @@ def record_text(record: Record) -> str:
     for name, value in metrics.items():
         accuracy = metrics.get(name.replace("loss/", "accuracy/"))
         if "loss/" in name:
-            right = "" if accuracy is None else f" ({accuracy:.1%} right)"
-            texts.append(f"{name.replace('loss/', '')} {value:.3f}{right}")
+            suffix = "" if accuracy is None else f" ({accuracy:.1%} right)"
+            texts.append(f"{name.replace('loss/', '')} {value:.3f}{suffix}")
         elif "accuracy/" not in name or name.replace("accuracy/", "loss/") not in metrics:
             texts.append(f"{name} {value:.3f}")
     texts += [form(record[name]) for name, form in _FORMS.items() if name in record]

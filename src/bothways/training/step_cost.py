@@ -130,8 +130,8 @@ def forward_flops(
         # An enhanced mask decoder is the last block twice more, with queries of its own; the second
         # time at predicted tokens.
         encoder += 2 * (blocks[-1] + 2 * h**2) - (1 - predicted) * tail
-    others = specification - {MaskedHead()}
-    head_shares = [1 / length if head.reads_one_token(config) else 1.0 for head in others]
+    remaining = specification - {MaskedHead()}
+    head_shares = [1 / length if head.reads_one_token(config) else 1.0 for head in remaining]
     token_share = min(1.0, masked + max(head_shares, default=0.0))
     if specification <= {PoolerHead()} or (config.depth == 1 and convolution):
         token_share = 1.0  # all vectors are the result
