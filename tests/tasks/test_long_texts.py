@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bothways.core.errors import ConfigError
-from bothways.finetuning.data import label, needed_length
+from bothways.finetuning.data import examine, label, needed_length
 from bothways.prediction.engine import predict
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
@@ -140,7 +140,7 @@ def test_the_length_is_chosen_from_the_data(tmp_path):
     short, long = texts_of_length(*range(3, 23)), texts_of_length(*range(150, 190, 2), 151)
 
     def chosen(examples: list[TextExample], length: int | None, positions: int = 512) -> int:
-        return label(ClassificationTask(), tokenizer, examples, [], length, positions).length
+        return examine(ClassificationTask(), tokenizer, examples, [], length, positions).length
 
     assert chosen(short, None) == 128
     assert chosen(short, None, positions=64) == 64

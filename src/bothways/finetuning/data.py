@@ -111,7 +111,9 @@ def examine(
     """Encode and check examples as `label`; errors are among the findings.
 
     Args:
-        max_positions: maximum length of the model.
+        length: None means the task's own, or the length that holds nearly all training texts
+            whole, if that is more.
+        max_positions: maximum length of the model; None means `length`.
     """
     task = task.adapted(train)
     labels, max_length = task.labels(train), max_positions or length or task.length
@@ -223,8 +225,7 @@ def label(
     """Check and encode examples, once for any number of runs.
 
     Args:
-        length: maximum length of a sequence in tokens. None: the task's own, or the length that
-            holds nearly all training texts whole, if that is more.
+        length: maximum length of a sequence in tokens; None means the task's own.
 
     Raises:
         BothwaysError: problems that prevent learning, such as an empty text, an absent label, or
