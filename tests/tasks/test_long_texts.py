@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bothways.core.errors import ConfigError
-from bothways.finetuning.data import examine, label, needed_length
+from bothways.finetuning.data import examine, needed_length
 from bothways.prediction.engine import predict
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
@@ -161,7 +161,7 @@ def test_the_advice_on_truncation_can_be_followed(tmp_path):
     tokenizer, long = make_tokenizer(tmp_path), texts_of_length(*range(150, 190, 2), 151)
 
     def advice(length: int, positions: int) -> str:
-        data = label(ClassificationTask(), tokenizer, long, [], length, positions)
+        data = examine(ClassificationTask(), tokenizer, long, [], length, positions)
         (fix,) = [f.fix for f in data.findings if f.check == "truncation"]
         return str(fix)
 
