@@ -53,19 +53,12 @@ def test_every_family_does_every_task(family, definition_and_examples, tmp_path)
         model = Model(encoder, data.task.heads(data.labels, None))
         task = data.task.bind(model, tokenizer, data.labels, LENGTH).eval()
     record = {"task": configs.to_dict(task.task), "length": LENGTH}
-    save_model(
-        tmp_path / "model",
-        task.model,
-        tokenizer,
-        labels=data.labels,
-        problem=definition.problem,
-        extra=record,
-    )
+    named = {"labels": data.labels, "problem": definition.problem, "extra": record}
+    save_model(tmp_path / "model", task.model, tokenizer, **named)
 
     own = (family, definition.name) == ("deberta", "choice")  # for which transformers has no class
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == (
-        "bothways" if own else family
-    )
+    settings = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert settings["model_type"] == ("bothways" if own else family)
     for example in examples[2:6] * (not own):
         found = ours(task, example)
         assert found.std() > 1e-3 or found.size == 1
@@ -139,9 +132,8 @@ def test_white_space_stays_where_the_mask_takes_it(trim, tmp_path):
     task = open_task_model(str(tmp_path / "model"), "fill", device="cpu")
     text = " ape\t  <mask> bee"
     (encoded,) = task.tokenizer.encode_with_offsets([text])
-    assert text[slice(*encoded.offsets[encoded.ids == tokenizer.specials.mask][0])] == (
-        "<mask>" if trim else "\t  <mask>"
-    )
+    [place] = encoded.offsets[encoded.ids == tokenizer.specials.mask]
+    assert text[slice(*place)] == ("<mask>" if trim else "\t  <mask>")
     with torch.no_grad():
         task.model.heads["masked"].bias[tokenizer.id("Ġcat")] += 1000.0
     ((_, found),) = predict(task, [TextExample(text)])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sklearn.linear_model import LogisticRegression
 
 import bothways
@@ -20,7 +18,6 @@ from bothways.finetuning.few_shot import MOST_PAIRS, check_few_shot, pair_module
 from bothways.tasks.sentence_embedding.losses import TextTargets
 from commands import run_line
 from toy_folder import make_examples, make_rows, write_tsv
-from toy_training import signal_at
 
 FAST: dict[str, Any] = {"recipe": "few-shot", "device": "cpu", "lr": 3e-3, "length": 16}
 SMALL = {"progress": False, "few_shot": {"pairs": 4}}
@@ -85,19 +82,6 @@ def test_a_command_writes_a_folder_that_predicts_the_same(model, tmp_path, capsy
     labels = [row["label"] for row in examples]
     assert bothways.load(out / "model").score([row["text"] for row in examples], labels) > 0.8
     assert "does not open the folder" in (out / "model" / "README.md").read_text()
-
-
-def test_a_stopped_run_ends_as_an_unbroken_one(model, tmp_path):
-    data, results = {"train": make_rows(24, 0), "dev": make_rows(16, 1)}, []
-
-    stop = signal_at(3, signal.SIGTERM)
-    for folder, on_event in (("unbroken", print), ("stopped", stop)):
-        settings = {**FAST, **SMALL, "out": tmp_path / folder}
-        done = bothways.finetune(model, **data, **settings, on_event=on_event)
-        if not done.finished:
-            done = bothways.finetune(model, **data, **settings, resume=True)
-        results.append(done.task_model.state_dict())
-    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
 
 
 def test_what_few_shot_training_cannot_do_is_refused(model):

@@ -83,9 +83,8 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(done):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     result, _, _ = done
-    theirs, report = AutoModelForSequenceClassification.from_pretrained(
-        result.folder, output_loading_info=True
-    )
+    opened = AutoModelForSequenceClassification.from_pretrained
+    theirs, report = opened(result.folder, output_loading_info=True)
     tokenizer = AutoTokenizer.from_pretrained(result.folder)
     assert not any(report.values())
     assert type(theirs).__name__ == "BertForSequenceClassification"
@@ -94,9 +93,8 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(done):
     classifier, examples = open_task(str(result.folder)), make_examples(30, 5)
     for example, prediction in classifier.predict_examples(reading_of(examples)):
         with torch.no_grad():
-            logits = theirs(
-                **tokenizer(example.text, truncation=True, max_length=16, return_tensors="pt")
-            ).logits
+            cut = {"truncation": True, "max_length": 16, "return_tensors": "pt"}
+            logits = theirs(**tokenizer(example.text, **cut)).logits
         expected = dict(zip(("neg", "pos"), logits[0].double().softmax(0).tolist(), strict=True))
         assert prediction.probabilities == pytest.approx(expected, abs=1e-5)
 
@@ -110,11 +108,9 @@ def reading_of(examples: list[TextExample]):
 def test_the_record_says_how_the_model_was_made(done, files):
     result, folder, _ = done
     record = json.loads((folder / "model" / "bothways.json").read_text())
-    assert record["data"]["train"] == {
-        "name": files.train,
-        "examples": 320,
-        "sha256": examples_fingerprint(make_examples(320, 0)),
-    }
+    digest = examples_fingerprint(make_examples(320, 0))
+    train = {"name": files.train, "examples": 320, "sha256": digest}
+    assert record["data"]["train"] == train
     assert record["data"]["dev"]["examples"] == 80
     assert record["metrics"] == dict(result.metrics)
     assert configs.read(FinetuneConfig, record["settings"]) == files
@@ -122,10 +118,7 @@ def test_the_record_says_how_the_model_was_made(done, files):
     assert "bert fine-tuned on train.tsv" in card
     assert f"| dev accuracy | {result.metrics['accuracy']:.4g} |" in card
     assert "| optimizer | adamw, lr 0.003, " in card
-    assert (
-        f"| train | {files.train}, 320 examples, sha256 {record['data']['train']['sha256']} |"
-        in card
-    )
+    assert f"| train | {files.train}, 320 examples, sha256 {digest} |" in card
     assert "- It was trained on sequences of at most 16 tokens." in card
     assert "- This is one run, with seed 0; other seeds" in card
     assert "- The weights were selected by the metrics above" in card
@@ -143,9 +136,8 @@ def test_evaluating_the_folder_gives_the_metrics_of_the_run(done, files):
     result, folder, _ = done
     for place in (folder, folder / "model"):
         classifier = open_task(str(place))
-        assert classifier.evaluate(classifier.read(files.dev, labelled=True)) == pytest.approx(
-            dict(result.metrics), rel=1e-5
-        )
+        metrics = classifier.evaluate(classifier.read(files.dev, labelled=True))
+        assert metrics == pytest.approx(dict(result.metrics), rel=1e-5)
         assert classifier.task_model.task.columns == TextColumns("sentence", None, "label")
         assert classifier.task_model.length == 16
     assert open_task_model(str(folder), length=8).length == 8
@@ -186,9 +178,8 @@ def test_without_dev_data_the_last_weights_are_saved(files, tmp_path):
 def test_every_flaw_is_in_one_message(files, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\ngood,pos\n,neg\nbad,\nfine,pos\n")
     (tmp_path / "dev.csv").write_text("text,label\ngood,odd\n")
-    settings = replace(
-        files, train=str(tmp_path / "train.csv"), dev=str(tmp_path / "dev.csv"), length=64
-    )
+    train, dev = (str(tmp_path / f"{part}.csv") for part in ("train", "dev"))
+    settings = replace(files, train=train, dev=dev, length=64)
     with pytest.raises(BothwaysError) as caught:
         finetune(settings, tmp_path / "run", device="cpu")
     message = str(caught.value).replace(str(tmp_path), "")
@@ -198,14 +189,6 @@ def test_every_flaw_is_in_one_message(files, tmp_path):
     ):  # fmt: skip
         assert part in message
     assert not list((tmp_path / "run").glob("step-*"))
-
-
-def test_a_vocabulary_beyond_the_embedding_is_an_error(files, tmp_path):
-    model = make_folder(tmp_path / "small", vocab=len(VOCABULARY) - 1)
-    with pytest.raises(
-        BothwaysError, match=r"the tokenizer has 26 ids, and the model's embedding 25 rows"
-    ):
-        finetune(replace(files, model=str(model)), tmp_path / "run", device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -276,9 +259,8 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path):
 def test_two_ranks_do_what_one_does(files, tmp_path):
     """At a store that outlives a run, as torchrun's: the ranks have to find each other anew in the second."""
     model = str(make_folder(tmp_path / "bert", dropout=0.0))
-    settings = replace(
-        files, model=model, training=replace(FAST, until=Steps(4), evaluate=Steps(2))
-    )
+    training = replace(FAST, until=Steps(4), evaluate=Steps(2))
+    settings = replace(files, model=model, training=training)
     alone = finetune(settings, tmp_path / "alone", device="cpu")
     (tmp_path / "run.toml").write_text(configs.to_toml(settings))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

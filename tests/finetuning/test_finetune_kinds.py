@@ -47,9 +47,8 @@ def several(count: int, seed: int) -> list[dict[str, object]]:
     draw, rows = random.Random(seed), []
     for _ in range(count):
         names = [name for name in ("bad", "good") if draw.random() < 0.5]
-        words = draw.choices(FILLERS[:-1], k=4) + [
-            draw.choice({"bad": BAD, "good": GOOD}[name]) for name in names
-        ]
+        words = draw.choices(FILLERS[:-1], k=4)
+        words += [draw.choice({"bad": BAD, "good": GOOD}[name]) for name in names]
         draw.shuffle(words)
         rows.append({"text": " ".join(words), "labels": names})
     return rows
@@ -71,15 +70,14 @@ def questions(count: int, seed: int) -> list[dict[str, object]]:
 
 def run(folder: Path, task: Trainable, make) -> tuple[FinetuneResult, str]:
     dev = write(folder / "dev.jsonl", make(40, 1))
-    settings = FinetuneConfig(
-        model=str(make_folder(folder / "bert", dropout=0.0)),
-        train=write(folder / "train.jsonl", make(64, 0)),
-        dev=dev,
-        length=16,
-        training=FAST,
-        task=task,
-    )
+    model = str(make_folder(folder / "bert", dropout=0.0))
+    train = write(folder / "train.jsonl", make(64, 0))
+    files = {"model": model, "train": train, "dev": dev}
+    settings = FinetuneConfig(FAST, 16, task=task, **files)
     return finetune(settings, folder / "run", device="cpu"), dev
+
+
+BALANCED = ClassificationTask(smoothing=0.1, weighting="balanced")
 
 
 @pytest.mark.parametrize(
@@ -88,12 +86,7 @@ def run(folder: Path, task: Trainable, make) -> tuple[FinetuneResult, str]:
         (RegressionTask(), scored, "spearman", "SequenceClassification"),
         (MultilabelTask(), several, "f1_micro", "SequenceClassification"),
         (ChoiceTask(), questions, "accuracy", "MultipleChoice"),
-        (
-            ClassificationTask(smoothing=0.1, weighting="balanced"),
-            make_rows,
-            "accuracy",
-            "SequenceClassification",
-        ),
+        (BALANCED, make_rows, "accuracy", "SequenceClassification"),
     ],
 )
 def test_a_finished_run_opens_again_as_it_was(tmp_path, task, make, metric, kind):
@@ -136,10 +129,6 @@ def test_flaws_are_in_one_message(tmp_path):
 )
 def test_a_folder_of_others_is_for_what_its_head_is(tmp_path, count, problem, expected):
     encoder = EncoderConfig(26, 16, 1, 2, 32, position=Learned(32))
-    save_model(
-        tmp_path / "model",
-        Model(encoder, (PoolerHead(), LabelHead(count))),
-        make_tokenizer(tmp_path / "t"),
-        problem=problem,
-    )
+    model = Model(encoder, (PoolerHead(), LabelHead(count)))
+    save_model(tmp_path / "model", model, make_tokenizer(tmp_path / "t"), problem=problem)
     assert open_task_model(str(tmp_path / "model")).task == expected

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
+from bothways.finetuning import data as labelled
 from bothways.finetuning.config import RECIPES, FinetuneConfig, finetune_adam
 from bothways.finetuning.data import ALL, LabelledData, label, score, train_loader
 from bothways.finetuning.prepare import learning_by_rows, start_from
@@ -25,10 +27,11 @@ from bothways.training.checkpoint import Best, Keep
 from bothways.training.loop import Loop
 from bothways.training.meter import Meter
 from bothways.training.optimizers import AdamW, BertAdam, build_optimizer
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from bothways.training.run import Event
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Epochs, GoogleLinear, Linear, RunState, Steps, rate_factor
+from heard_progress import Heard
 from toy_folder import VOCABULARY, make_data, make_examples, make_folder, make_tokenizer
 from toy_task import fit_task
 
@@ -43,9 +46,8 @@ def data(tmp_path_factory) -> LabelledData:
 
 
 def small(**changes: object) -> EncoderConfig:
-    return EncoderConfig(
-        len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1, **changes
-    )
+    changes = {"position": Learned(32), "initial_range": 0.1, **changes}
+    return EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, **changes)
 
 
 def assert_scored(done: FinetuneResult, data: LabelledData) -> None:
@@ -65,21 +67,13 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world, tmp_path):
     source = make_folder(tmp_path / "theirs", dropout=0.0)
     pretrained = load_model(source, [PoolerHead()]).model
     data = label(ClassificationTask(), make_tokenizer(tmp_path), make_examples(200, 2), [], LENGTH)
-    task = TextClassifier(
-        ClassificationTask(),
-        start_from(pretrained, (PoolerHead(), LabelHead(2, None)), seed=3),
-        data.tokenizer,
-        data.labels,
-        LENGTH,
-    )
+    start = start_from(pretrained, (PoolerHead(), LabelHead(2, None)), seed=3)
+    task = TextClassifier(ClassificationTask(), start, data.tokenizer, data.labels, LENGTH)
     save_model(tmp_path / "begin", task.model, data.tokenizer, labels=data.labels)
     theirs = BertForSequenceClassification.from_pretrained(tmp_path / "begin").train()
 
-    method = FinetuneConfig(
-        replace(FAST, until=Steps(20), schedule=Linear(0.2)),
-        LENGTH,
-        microbatch_tokens=150,
-    )
+    training = replace(FAST, until=Steps(20), schedule=Linear(0.2))
+    method = FinetuneConfig(training, LENGTH, microbatch_tokens=150)
     seen: list[tuple[float, float, float]] = []
 
     def on_step(progress: RunState, meter: Meter) -> bool:
@@ -92,29 +86,21 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world, tmp_path):
         until = method.training.end
         built = build_optimizer(optimizer, task.named_parameters())
         rate = rate_factor(method.training.schedule, until)
-        loop = Loop(RunTensors(task, built, Single()), rate, on_step, precision="fp32")
+        loop = Loop(RunTensors(task, built, Plan()), rate, on_step, precision="fp32")
         loop.train(train_loader(data.sequences, method, 3, ALL).steps(Cursor()), until, RunState())
     decayed = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
-    adam = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=0.0
-    )
+    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, lr=0.0)
     steps, sizes = train_loader(data.sequences, method, 3, ALL).steps(Cursor()), list[int]()
     for number, (expected, step) in enumerate(zip(seen, steps, strict=False)):
-        rows = [
-            (ids, segments, label)
-            for batch in step.microbatches
-            for ids, segments, label in _rows(batch)
-        ]
-        ids, segments = (
-            pad_sequence([row[column] for row in rows], batch_first=True) for column in (0, 1)
-        )
+        rows = [row for batch in step.microbatches for row in _rows(batch)]
+        columns = ([row[0], row[1], torch.ones_like(row[0])] for row in rows)
+        padded = [pad_sequence(column, batch_first=True) for column in zip(*columns, strict=True)]
+        names = ("input_ids", "token_type_ids", "attention_mask")
         labels = torch.stack([row[2] for row in rows])
         sizes.append(len(rows))
-        mask = pad_sequence([torch.ones_like(row[0]) for row in rows], batch_first=True)
-        loss = theirs(
-            input_ids=ids, token_type_ids=segments, attention_mask=mask, labels=labels
-        ).loss
+        loss = theirs(**dict(zip(names, padded, strict=True)), labels=labels).loss
         adam.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
@@ -122,9 +108,8 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world, tmp_path):
         for group in adam.param_groups:
             group["lr"] = rate
         adam.step()
-        assert expected == pytest.approx((loss.item(), norm.item(), rate), rel=1e-4, abs=1e-6), (
-            number
-        )
+        found = (loss.item(), norm.item(), rate)
+        assert expected == pytest.approx(found, rel=1e-4, abs=1e-6), number
     assert len(seen) == 20
     assert sizes == [*[32] * 6, 8, *[32] * 6, 8, *[32] * 6]  # an epoch ends with what is left of it
     theirs.save_pretrained(tmp_path / "end")
@@ -185,9 +170,8 @@ def test_the_embedding_is_learned_by_rows_on_one_cpu_alone():
 
 def test_seeds_decide_everything(data):
     brief = replace(METHOD, training=replace(FAST, until=Steps(4), evaluate=None))
-    one, again, other = (
-        fit_task(small(), data, brief, seed=seed, device="cpu") for seed in (1, 1, 2)
-    )
+    runs = [fit_task(small(), data, brief, seed=seed, device="cpu") for seed in (1, 1, 2)]
+    one, again, other = runs
     assert one.metrics == again.metrics != other.metrics
     states = [done.task_model.state_dict() for done in (one, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -254,7 +238,16 @@ def test_the_recipes_are_those_of_the_paper():
         assert made.training.optimizer == BertAdam(lr=1e-4, eps=1e-6, decay=0.01)
         assert (made.stability.layer_decay, made.batch.n) == (0.8, 32)
         assert made.training.schedule == GoogleLinear(0.1)
-    assert start_from(small(), (PoolerHead(), LabelHead(2, 0.25)), seed=0).specification == (
-        PoolerHead(),
-        LabelHead(2, 0.25),
-    )
+    heads = (PoolerHead(), LabelHead(2, 0.25))
+    assert start_from(small(), heads, seed=0).specification == heads
+
+
+def test_examples_encoded_in_parts_are_as_those_encoded_together(data, monkeypatch):
+    monkeypatch.setattr(labelled, "ENCODED", 7)
+    heard, examples = Heard(), (data.train_examples, data.dev_examples)
+    parts = labelled.examine(data.task, data.tokenizer, *examples, 16, progress=heard)
+    for chunked, whole in ((parts.train, data.train), (parts.dev, data.dev)):
+        for a, b in zip(chunked, whole, strict=True):
+            assert np.array_equal(a.sequences[0].ids, b.sequences[0].ids)
+    tokenizing = ("tokenizing", 400, list(range(0, 400, 7)))
+    assert heard.stages == [tokenizing, ("checking the data", None, [])]

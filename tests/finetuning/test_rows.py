@@ -132,9 +132,8 @@ def test_absent_values_of_a_frame_are_absent(model):
     import pandas
 
     for column, message in (("text", "has an empty text"), ("label", "has no label")):
-        frame = pandas.DataFrame(
-            [*make_rows(8, 0), {"text": "ape", "label": "a", column: float("nan")}]
-        )
+        last = {"text": "ape", "label": "a", column: float("nan")}
+        frame = pandas.DataFrame([*make_rows(8, 0), last])
         with pytest.raises(BothwaysError, match=f"1 example {message}.*train row 9"):
             bothways.finetune(model, frame, progress=False)
 

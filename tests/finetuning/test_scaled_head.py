@@ -12,7 +12,6 @@ import bothways
 from bothways.finetuning.lora import ScaledLinear
 from bothways.tasks.base import OutputScale
 from bothways.tasks.regression.task import RegressionTask
-from toy_training import stop_at
 
 WORDS = {"the": 0, "film": 0, "good": 1, "bad": -1, "fine": 1, "dull": -1, "and": 0}
 
@@ -58,19 +57,3 @@ def test_scores_far_from_0_are_learned_and_saved_in_a_usual_head(folder, tmp_pat
     with torch.no_grad():
         theirs = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits[:, 0]
     np.testing.assert_allclose(theirs.numpy(), own, rtol=1e-5)
-
-
-def test_a_resumed_run_equals_one_without_a_break(folder, tmp_path):
-    def run(name, resume=False, **more):
-        return bothways.finetune(
-            str(folder), train=make_rows(64, 0), dev=make_rows(20, 1), task="regress",
-            out=tmp_path / name, until="8 steps", lr=1e-2, length=16, resume=resume,
-            progress=False, training={"save": "3 steps"}, **more,
-        )  # fmt: skip
-
-    whole = run("whole")
-    with pytest.raises(InterruptedError):
-        run("broken", on_event=stop_at(3))
-    assert run("broken", resume=True).metrics == whole.metrics
-    first, second = (tmp_path / name / "model/model.safetensors" for name in ("whole", "broken"))
-    assert first.read_bytes() == second.read_bytes()

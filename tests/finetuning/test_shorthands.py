@@ -54,20 +54,6 @@ def test_every_shorthand_is_a_setting():
         assert load_config(base, given) != base
 
 
-def test_a_setting_without_its_path_is_told_it():
-    with pytest.raises(ConfigError, match=r"'clip_norm'; did you mean training\.clip_norm\?"):
-        load_config(BASE, ["clip_norm=1"])
-
-
-@pytest.mark.parametrize(
-    ("name", "near"), [("optim", "optimizer"), ("lrr", "lr"), ("num_epoch", "num_epochs")]
-)
-def test_misspelled_common_name_is_suggested(name, near):
-    with pytest.raises(ConfigError, match=f"did you mean {near}") as refused:
-        load_config(BASE, {name: 1})
-    assert refused.value.where == name
-
-
 @pytest.mark.parametrize("name", SAME)
 def test_names_of_other_libraries_that_mean_the_same_are_accepted(name):
     ours, form = SAME[name]

@@ -28,14 +28,13 @@ from bothways.tasks.classification.task import TextClassifier
 from bothways.training.optimizers import AdamW, ParameterRule
 from bothways.training.run import TrainingRun
 from bothways.training.schedules import Constant, Steps
-from toy_folder import VOCABULARY, file_settings, make_data, make_examples, write_tsv
-from toy_task import fit_task, interrupt_score
+from toy_folder import VOCABULARY, make_data, make_examples, write_tsv
+from toy_task import fit_task
 
 FAST = replace(
     finetune_adam(), until=Steps(12), evaluate=Steps(3), optimizer=AdamW(lr=3e-3), precision="fp32"
 )
 METHOD = FinetuneConfig(FAST, 16)
-EVERYTHING = Stability(layer_decay=0.9, reinitialise=1, frozen=1, pull=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +70,8 @@ def test_rates_decay_by_layers_as_electras(decay, depth):
     for name, _ in model.named_parameters():
         part = next((part for part in expected if name.startswith(part)), None)
         if part is None:
-            assert name.startswith(
-                "heads.pooler."
-            )  # between the last block and the head; ELECTRA has none
+            # Between the last block and the head; ELECTRA has none.
+            assert name.startswith("heads.pooler.")
             assert rule(name) == ParameterRule(decay)
         else:
             seen.add(part)
@@ -83,9 +81,8 @@ def test_rates_decay_by_layers_as_electras(decay, depth):
 
 def test_the_last_norm_of_a_pre_norm_encoder_lies_above_its_blocks():
     model = Model(shape(2, order=PreNorm()), (PoolerHead(),))
-    assert {
-        level(name, 2) for name, _ in model.named_parameters() if name.startswith("encoder.norm")
-    } == {3}
+    names = [name for name, _ in model.named_parameters() if name.startswith("encoder.norm")]
+    assert {level(name, 2) for name in names} == {3}
     assert not is_pretrained("encoder.norm.weight", Stability(reinitialise=1), 2, ())
 
 
@@ -114,20 +111,16 @@ def test_starting_anew_changes_the_top_blocks_and_the_pooler_alone(folder):
 @pytest.mark.parametrize("frozen", [0, 2])
 def test_frozen_parts_stay_to_the_last_bit(folder, data, frozen):
     before = state(load_model(folder).model)
-    method = replace(
-        METHOD,
-        stability=Stability(frozen=frozen),
-        training=replace(FAST, evaluate=None),
-    )
+    training = replace(FAST, evaluate=None)
+    method = replace(METHOD, stability=Stability(frozen=frozen), training=training)
     task = fit_task(load_model(folder).model, data, method, device="cpu").task_model
     parts = ("encoder.embedding.", "encoder.blocks.0.", "encoder.blocks.1.")
     for name, parameter in task.model.named_parameters():
         kept = name.startswith(parts[:frozen])
         assert parameter.requires_grad != kept
         assert not kept or (parameter.grad is None and torch.equal(parameter, before[name])), name
-        assert (
-            kept or name.startswith("heads.labels") or not torch.equal(parameter, before[name])
-        ), name
+        if not kept and not name.startswith("heads.labels"):
+            assert not torch.equal(parameter, before[name]), name
 
 
 def test_the_pull_is_of_pretrained_parts():
@@ -220,30 +213,6 @@ def test_patience_counts_evaluations_that_were_not_better(folder, data, monkeypa
     done = fit_task(load_model(folder).model, data, replace(METHOD, training=patient), device="cpu")
     assert (done.progress.steps, done.progress.early) == (12, early)
     assert [metrics["accuracy"] for _, metrics in done.history] == [0.1, 0.3, 0.2, 0.3]
-
-
-@pytest.mark.parametrize("early_stopping", [None, 1])
-def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
-    folder, tmp_path, monkeypatch, early_stopping
-):
-    settings = file_settings(
-        folder, tmp_path, 96, 40, training=replace(FAST, early_stopping=early_stopping),
-        stability=EVERYTHING, seed=4, order_seed=7,
-    )  # fmt: skip
-    whole = finetune(settings, tmp_path / "whole", device="cpu")
-    interrupt_score(monkeypatch)
-    broken = finetune(settings, tmp_path / "broken", device="cpu")
-    assert (broken.folder, broken.progress.steps) == (None, 3)
-    resumed = finetune(settings, tmp_path / "broken", resume=True, device="cpu")
-    assert resumed.metrics == whole.metrics
-    assert (resumed.progress.steps, resumed.progress.early) == (
-        whole.progress.steps,
-        whole.progress.early,
-    )
-    assert not changed(state(whole.task_model), resumed.task_model)
-    card = (tmp_path / "whole" / "model" / "README.md").read_text()
-    assert "| pull | 1.0 |" in card
-    assert "| seed of the order | 7 |" in card
 
 
 @pytest.mark.parametrize(

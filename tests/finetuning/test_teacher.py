@@ -50,9 +50,8 @@ def prepared(
 ) -> tuple[TaskModel[Any, Any], TaskModel[Any, Any], LabelledData, Teacher]:
     """A student, a teacher in a folder, and data with the teacher's scores."""
     student, other = (build_task_model(definition, examples, seed) for seed in (0, 1))
-    save_model(
-        folder, other.model, other.tokenizer, labels=other.labels, problem=definition.problem
-    )
+    named = {"labels": other.labels, "problem": definition.problem}
+    save_model(folder, other.model, other.tokenizer, **named)
     data = label(definition, student.tokenizer, examples, [], LENGTH)
     settings = {"temperature": 3.0, **settings}
     teacher = Teacher(str(folder), **settings)
@@ -106,14 +105,11 @@ def test_the_soft_loss_of_every_task_is_its_formula(definition, examples, tmp_pa
         total = {name: sum(each[name] for each in weights) for name in weights[0]}
         for each in batches:
             weighted_sum(training_module(each), total, training_module.coefficients).backward()
-        return {
-            name: p.grad for name, p in training_module.named_parameters() if p.grad is not None
-        }
+        parameters = training_module.named_parameters()
+        return {name: p.grad for name, p in parameters if p.grad is not None}
 
-    void = dataclasses.replace(
-        sequences[0],
-        targets={name: each.without_weight() for name, each in sequences[0].targets.items()},
-    )
+    targets = {name: each.without_weight() for name, each in sequences[0].targets.items()}
+    void = dataclasses.replace(sequences[0], targets=targets)
     whole = gradient([batch])
     parts = gradient([pack(sequences[:5]), pack(sequences[5:]), pack([void])])
     assert whole.keys() == parts.keys() == {name for name, _ in student.named_parameters()}
@@ -148,9 +144,8 @@ def place(tmp_path_factory) -> Path:
     make_folder(folder / "student", num_hidden_layers=1)
     make_folder(folder / "big")
     rows = make_examples(320, 0)
-    done = bothways.finetune(
-        folder / "big", rows, make_examples(60, 1), epochs=6, lr=3e-3, progress=False
-    )
+    settings = {"epochs": 6, "lr": 3e-3, "progress": False}
+    done = bothways.finetune(folder / "big", rows, make_examples(60, 1), **settings)
     assert done.metrics["accuracy"] > 0.95
     done.save(folder / "teacher")
     return folder
@@ -177,10 +172,8 @@ def test_a_student_learns_from_wrong_labels_what_its_teacher_knows(place, tmp_pa
     file = tmp_path / "more.jsonl"
     texts = [each.text for each in make_examples(320, 4)]
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf8")
-    alone, more = (
-        run(place, train=few, teacher={"unlabelled": source}, epochs=3)
-        for source in (None, str(file))
-    )
+    teachers = ({"unlabelled": source} for source in (None, str(file)))
+    alone, more = (run(place, train=few, teacher=teacher, epochs=3) for teacher in teachers)
     assert more.metrics["accuracy"] > alone.metrics["accuracy"] + 0.2
 
 

@@ -44,7 +44,7 @@ from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Duration, Linear, RunState, Steps
 
 VOCABULARY, EPOCH, WIDTH = 24, 20, 8
-SINGLE = parallel.Single()
+SINGLE = parallel.Plan()
 
 
 class Toy(TrainingModule):

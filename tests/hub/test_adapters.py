@@ -76,11 +76,9 @@ def batch() -> Batch:
 def logits(folder: Path, kind: str = "labels") -> Tensor:
     model = load_model(folder).model
     with torch.no_grad():
-        return (
-            model.read(kind, batch())
-            if kind == "labels"
-            else model(batch(), heads=[kind]).logits[kind]
-        )
+        if kind == "labels":
+            return model.read(kind, batch())
+        return model(batch(), heads=[kind]).logits[kind]
 
 
 def reference(model: nn.Module) -> Tensor:
@@ -122,9 +120,8 @@ def test_classifier_equals_peft(kind, tmp_path):
 def test_settings_of_lora(settings, tmp_path):
     base = make_base(tmp_path / "base")
     settings = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS", **settings}
-    expected = make_adapter(
-        base, tmp_path / "adapter", "AutoModelForSequenceClassification", **settings
-    )
+    name = "AutoModelForSequenceClassification"
+    expected = make_adapter(base, tmp_path / "adapter", name, **settings)
     assert_equal(logits(tmp_path / "adapter"), reference(expected))
 
 
@@ -134,9 +131,8 @@ def test_settings_of_lora(settings, tmp_path):
 )
 def test_other_classes(task, name, kind, tmp_path):
     base = make_base(tmp_path / "base", name="AutoModelForMaskedLM")
-    expected = make_adapter(
-        base, tmp_path / "adapter", name, task_type=task, target_modules=["query"]
-    )
+    settings = {"task_type": task, "target_modules": ["query"]}
+    expected = make_adapter(base, tmp_path / "adapter", name, **settings)
     assert_equal(logits(tmp_path / "adapter", kind), reference(expected))
 
 
@@ -270,9 +266,8 @@ def test_written_adapter_equals_peft(kind, matrices, tmp_path):
     with torch.no_grad():
         expected = model.eval().read("labels", batch())
     plain = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
-    assert_equal(
-        reference(peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval())[None], expected
-    )
+    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    assert_equal(reference(theirs)[None], expected)
     assert_equal(logits(tmp_path / "ours"), expected)
     assert load_model(tmp_path / "ours").labels == ("a", "b", "c")
 
@@ -289,9 +284,8 @@ def test_transposed_weights(tmp_path):
     add_random_changes(loaded.model, LoRA(2, 6.0, "query_value"))
     adapter = TrainedAdapter(str(base), 3.0, merge_changes(loaded.model))
     save_model(tmp_path / "ours", loaded.model, adapter=adapter)
-    model = peft.PeftModel.from_pretrained(
-        transformers.GPT2Model.from_pretrained(base), tmp_path / "ours"
-    )
+    plain = transformers.GPT2Model.from_pretrained(base)
+    model = peft.PeftModel.from_pretrained(plain, tmp_path / "ours")
     with torch.no_grad():
         expected = model.eval()(input_ids=IDS[None]).last_hidden_state[0]
         assert_equal(loaded.model.encoder(batch()).last, expected)
@@ -300,9 +294,8 @@ def test_transposed_weights(tmp_path):
 def test_run_with_adapter_only(tmp_path):
     base = make_folder(tmp_path / "base")
     train = [{"tokens": ["the", "good", "film"], "tags": ["O", "B-X", "O"]}] * 8
-    done = bothways.finetune(
-        base, train, task="tag", out=tmp_path / "run", epochs=1, adapter_only=True
-    )
+    settings = {"out": tmp_path / "run", "epochs": 1, "adapter_only": True}
+    done = bothways.finetune(base, train, task="tag", **settings)
     folder = tmp_path / "run/model"
     assert done.folder == folder
     names = {file.name for file in folder.iterdir()}

@@ -4,9 +4,7 @@ import json
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
-from transformers import ElectraConfig
 
 from bothways.core.config.reader import load
 from bothways.core.errors import FolderError
@@ -114,14 +112,6 @@ def test_of_a_run_the_model_is_described(capsys, tmp_path):
     ) == described(capsys, str(folder))
 
 
-def test_a_folder_of_an_unknown_class_is_described_too(capsys, tmp_path):
-    folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
-    change_settings(folder, architectures=["BertLMHeadModel"])
-    text = described(capsys, str(folder))
-    assert "no known class" in text.replace("\n", "")
-    assert rows(text)["(heads)"] == ["masked"]
-
-
 def test_of_a_model_on_the_hub_only_the_settings_are_fetched(capsys, tmp_path, monkeypatch):
     folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
     (folder / "model.safetensors").unlink()
@@ -142,32 +132,6 @@ def test_a_mistyped_preset_is_named(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(FolderError, match=r"bert-bse: no such folder[\s\S]*Did you mean"):
         run_line("describe", "bert-bse")
-
-
-@pytest.mark.parametrize(
-    ("name", "known", "head"),
-    [
-        ("electra-small-generator", "ElectraForMaskedLM", "masked LM head"),
-        ("electra-small-discriminator", "ElectraForPreTraining", "replaced-token head"),
-    ],
-)
-def test_generators_and_discriminators_have_the_heads_of_their_own_class(
-    capsys, name, known, head, tmp_path
-):
-    text = described(capsys, name)
-    assert f"a preset of electra, with the heads of {known}" in text
-    assert {part for part in rows(text) if part.endswith("head")} == {head, f"encoder + {head}"}
-    small = ElectraConfig(
-        vocab_size=20,
-        hidden_size=8,
-        num_attention_heads=2,
-        num_hidden_layers=1,
-        intermediate_size=9,
-    )
-    folder_of(getattr(transformers, known)(small), tmp_path / "folder")
-    text = described(capsys, str(tmp_path / "folder"))
-    assert f"electra, {known}" in text
-    assert {part for part in rows(text) if part.endswith("head")} == {head, f"encoder + {head}"}
 
 
 def test_an_output_layer_of_its_own_is_counted(capsys, tmp_path):

@@ -11,9 +11,7 @@ import pytest
 from huggingface_hub import errors
 
 from bothways.core.errors import FolderError
-from bothways.hub.model_folder import load_model
-from bothways.hub.resolve import CONFIG_FILES, MODEL_FILES, PICKLE_FILES, resolve
-from model_folders import folder_of, peer
+from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, resolve
 
 Calls = list[tuple[str, list[str]]]
 
@@ -65,12 +63,6 @@ def test_a_pickle_is_fetched_where_there_is_nothing_else(tmp_path, monkeypatch):
     assert [patterns for _, patterns in calls] == [list(MODEL_FILES), list(PICKLE_FILES)]
 
 
-def test_only_the_settings_can_be_asked_for(tmp_path, monkeypatch):
-    calls = hub(monkeypatch, lambda *_: str(tmp_path))
-    resolve("some/model", CONFIG_FILES)
-    assert calls == [("some/model", [*CONFIG_FILES])]
-
-
 def test_the_folder_inside_that_the_modules_name_is_fetched(tmp_path, monkeypatch):
     calls = hub(monkeypatch, lambda *_: str(tmp_path))
     modules = [
@@ -86,32 +78,21 @@ def test_the_folder_inside_that_the_modules_name_is_fetched(tmp_path, monkeypatc
     assert resolve(tmp_path) == tmp_path
 
 
-def test_a_model_of_the_hub_is_loaded(tmp_path, monkeypatch):
-    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
-    hub(monkeypatch, lambda *_: str(folder))
-    assert load_model("some/model").folder == folder
-
-
 @pytest.mark.parametrize(
     "name", ["./models/mine", "a/b/c", "models/", "/nowhere/at/all", "two words", "ends/with/"]
 )
 def test_what_can_be_no_id_is_a_missing_folder(name, monkeypatch):
     calls = hub(monkeypatch, lambda *_: "")
-    with pytest.raises(
-        FolderError,
-        match=re.escape(
-            f"{name}: no such folder, and not the id of a Hub model\n  Give the folder"
-        ),
-    ):
+    message = f"{name}: no such folder, and not the id of a Hub model\n  Give the folder"
+    with pytest.raises(FolderError, match=re.escape(message)):
         resolve(name)
     assert not calls
 
 
 def test_a_preset_is_refused_as_a_shape(monkeypatch):
     calls = hub(monkeypatch, lambda *_: "")
-    with pytest.raises(
-        FolderError, match=r"^bert-tiny: is a shape without weights\n  Pre-train it"
-    ):
+    message = r"^bert-tiny: is a shape without weights\n  Pre-train it"
+    with pytest.raises(FolderError, match=message):
         resolve("bert-tiny")
     assert not calls
 
@@ -142,33 +123,19 @@ def test_a_file_or_a_missing_path_is_no_model_folder(tmp_path, monkeypatch):
 
 def refused(kind: type[Exception]) -> Exception:
     """An error of the Hub's client as it makes one from an answer."""
-    return kind(
-        "Repository Not Found\n\nlong advice",
-        response=SimpleNamespace(headers={}, request=None, status_code=401),
-    )
+    response = SimpleNamespace(headers={}, request=None, status_code=401)
+    return kind("Repository Not Found\n\nlong advice", response=response)
 
 
+UNKNOWN = "some/model: is neither a folder here nor a model on the Hub\n  Check the name"
+GATED = "is open only to users who have accepted its conditions\n  Accept its conditions"
+FAILED = "could not be downloaded from the Hub:"
 FAILURES: dict[str, tuple[Exception, str]] = {
-    "unknown": (
-        refused(errors.RepositoryNotFoundError),
-        "some/model: is neither a folder here nor a model on the Hub\n  Check the name",
-    ),
-    "gated": (
-        refused(errors.GatedRepoError),
-        "is open only to users who have accepted its conditions\n  Accept its conditions",
-    ),
-    "server": (
-        refused(errors.HfHubHTTPError),
-        "could not be downloaded from the Hub: Repository Not Found\n  Check the network",
-    ),
-    "no route": (
-        ConnectionError(),
-        "could not be downloaded from the Hub: ConnectionError\n  Check the network",
-    ),
-    "bad id": (
-        errors.HFValidationError("Cannot have -- in it"),
-        "could not be downloaded from the Hub: Cannot have -- in it",
-    ),
+    "unknown": (refused(errors.RepositoryNotFoundError), UNKNOWN),
+    "gated": (refused(errors.GatedRepoError), GATED),
+    "server": (refused(errors.HfHubHTTPError), f"{FAILED} Repository Not Found\n  Check"),
+    "no route": (ConnectionError(), f"{FAILED} ConnectionError\n  Check the network"),
+    "bad id": (errors.HFValidationError("Has -- in it"), f"{FAILED} Has -- in it"),
 }
 
 

@@ -58,24 +58,18 @@ def test_what_tensorflow_wrote_is_read(tmp_path):
 
 
 def test_a_checksum_of_the_tests_own_is_that_of_the_standard():
-    assert (
-        masked_crc(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) % 2**32
-    )  # RFC 3720, B.4
+    plain = 0xE3069283  # RFC 3720, B.4
+    assert masked_crc(b"123456789") == ((plain >> 15 | plain << 17) + 0xA282EAD8) % 2**32
 
 
-@given(
-    st.dictionaries(
-        st.text(st.sampled_from("ab/_0"), min_size=1, max_size=12),
-        st.lists(st.integers(0, 3), max_size=3),
-        max_size=30,
-    )
-)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+NAMES = st.text(st.sampled_from("ab/_0"), min_size=1, max_size=12)
+
+
+@given(st.dictionaries(NAMES, st.lists(st.integers(0, 3), max_size=3), max_size=30))
+@QUICK
 def test_all_that_is_written_is_read(tmp_path, shapes):
-    generator, kinds = (
-        np.random.default_rng(len(shapes)),
-        ("float32", "float64", "int32", "int64", "float16"),
-    )
+    generator = np.random.default_rng(len(shapes))
+    kinds = ("float32", "float64", "int32", "int64", "float16")
     wanted = {
         name: (generator.random(shape) * 99).astype(kinds[at % 5])
         for at, (name, shape) in enumerate(shapes.items())
@@ -98,9 +92,10 @@ def toy(folder: Path) -> Path:
     return folder / "m.ckpt.index"
 
 
-@given(
-    st.sampled_from([".index", ".data-00000-of-00001"]), st.integers(0, 10**6), st.integers(1, 255)
-)
+ENDINGS = st.sampled_from([".index", ".data-00000-of-00001"])
+
+
+@given(ENDINGS, st.integers(0, 10**6), st.integers(1, 255))
 @QUICK
 def test_a_flipped_byte_is_refused_or_without_effect(tmp_path, which, at, change):
     file = toy(tmp_path)
@@ -117,8 +112,8 @@ def test_a_flipped_byte_is_refused_or_without_effect(tmp_path, which, at, change
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
-@given(st.sampled_from([".index", ".data-00000-of-00001"]), st.floats(0, 1, exclude_max=True))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ENDINGS, st.floats(0, 1, exclude_max=True))
+@QUICK
 def test_a_truncated_file_is_refused(tmp_path, which, share):
     file = toy(tmp_path)
     spoilt = tmp_path / f"m.ckpt{which}"
@@ -128,9 +123,8 @@ def test_a_truncated_file_is_refused(tmp_path, which, share):
         read(file)
 
 
-NUMBERS = st.one_of(
-    st.integers(0, 40), st.sampled_from([2**31, 2**32, 2**62, 2**63, 2**64 - 1, 2**69])
-)
+LARGE = st.sampled_from([2**31, 2**32, 2**62, 2**63, 2**64 - 1, 2**69])
+NUMBERS = st.one_of(st.integers(0, 40), LARGE)
 MESSAGES = st.one_of(
     st.binary(max_size=40),
     st.builds(
@@ -244,10 +238,7 @@ def test_a_field_that_is_not_known_is_passed_over(tmp_path):
     [
         ([entry(1, shape_of(4), 0, 1, 16, 0)], "has 16 bytes, and a ends at 17"),
         ([entry(1, shape_of(4), 0, 2**69, 16, 0)], "and a ends at"),
-        (
-            [entry(1, shape_of(2), 0, 0, 8, 0), entry(1, shape_of(3), 0, 4, 12, 0)],
-            "b and a overlap",
-        ),
+        ([entry(1, shape_of(2), 0, 0, 8, 0), entry(1, shape_of(3), 0, 4, 12, 0)], "and a overlap"),
     ],
 )
 def test_tensors_must_lie_in_their_file_side_by_side(entries, message, tmp_path):
@@ -258,13 +249,9 @@ def test_tensors_must_lie_in_their_file_side_by_side(entries, message, tmp_path)
 
 
 def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path):
-    file = place(
-        tmp_path,
-        rows(
-            (b"bad", entry(1, shape_of(2), 0, 0, 8, 1)),
-            (b"good", entry(1, shape_of(2), 0, 8, 8, masked_crc(BYTES[8:]))),
-        ),
-    )
+    bad = entry(1, shape_of(2), 0, 0, 8, 1)
+    good = entry(1, shape_of(2), 0, 8, 8, masked_crc(BYTES[8:]))
+    file = place(tmp_path, rows((b"bad", bad), (b"good", good)))
     bundle = open_bundle(file)
     assert bundle.read("good").tolist() == [2, 3]
     with pytest.raises(FolderError, match="the bytes of bad do not match their checksum"):
@@ -280,10 +267,8 @@ def test_a_file_that_cannot_be_an_index_is_not_read(tmp_path):
     file = tmp_path / "a.ckpt.index"
     with pytest.raises(ResourceError, match="cannot be read: No such file"):
         open_bundle(file)
-    for size, message in (
-        (2**40, "has 1,099,511,627,776 bytes, more than"),
-        (2**23, "an index of 8,388,608 bytes is longer than that of any model"),
-    ):
+    longer = "an index of 8,388,608 bytes is longer than that of any model"
+    for size, message in ((2**40, "has 1,099,511,627,776 bytes, more than"), (2**23, longer)):
         with file.open("wb") as stream:
             stream.truncate(size)
         with pytest.raises(FolderError, match=message):

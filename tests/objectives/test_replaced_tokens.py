@@ -31,7 +31,7 @@ from bothways.pretraining.run import pretrain
 from bothways.training.loop import evaluate_losses, weighted_sum
 from bothways.training.meter import EvaluationScores
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from toy_objective import SIZE, VOCABULARY, draw_sequences, short_run, stop_and_resume
 from toy_training import void
 
@@ -191,7 +191,7 @@ def test_metrics_are_those_of_the_replaced_tokens(module):
         middle = seen[0].sort().values[len(seen[0]) // 2 :][:2]
         head.dense.bias -= middle.mean()
     hook.remove()
-    scores = evaluate_losses(module, [step], Single(), precision="fp32")
+    scores = evaluate_losses(module, [step], Plan(), precision="fp32")
     counts = [module(batch)["replaced"].counts for batch in batches]
     replaced, flagged, found = (
         sum(int(each[name]) for each in counts) for name in ("replaced", "flagged", "found")

@@ -32,7 +32,7 @@ from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
 from bothways.serving.app import app
 from bothways.training.loop import Loop
 from bothways.training.optimizers import AdamW, build_optimizer
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import RunState, Steps
 from commands import run_line
@@ -132,7 +132,7 @@ def test_captured_updates_are_those_that_are_not():
         model = Model(*MaskedLMNextSentence().models(config)["model"]).to(DEVICE)
         module = MaskedLMModule(model)
         optimizer = build_optimizer(AdamW(1e-3), module.named_parameters())
-        tensors, reports = RunTensors(module, optimizer, Single()), list[Any]()
+        tensors, reports = RunTensors(module, optimizer, Plan()), list[Any]()
         loop = Loop(tensors, lambda at: 1 / (1 + at.steps), on_rest=reports.append, graphs=graphs)
         steps = [pair_step(sizes[number % 4], number) for number in range(12)]
         loop.train(steps, Steps(12), RunState())

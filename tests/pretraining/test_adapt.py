@@ -1,5 +1,6 @@
 """`bothways adapt`: perplexities before and after, replay, a new head, ELECTRA, resume, and the words to add."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -24,7 +25,7 @@ from bothways.model.heads import MaskedHead, PoolerHead, ReplacedHead
 from bothways.model.model import Model
 from bothways.pretraining.adapt import NEW_HEAD, head_note, vocabulary_fit
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.checkpoint import Interruption
+from bothways.training import checkpoint
 from commands import run_line
 from heard_progress import Heard
 from toy_animals import document
@@ -99,11 +100,8 @@ def test_text_is_read_from_a_named_column(tmp_path, tokenizer, texts):
     options = {"until": "1 steps", "length": 32, **FAST}
     with pytest.raises(BothwaysError, match="has no column 'text'"):
         bothways.adapt(model, file, tmp_path / "run", **options)
-    options |= {
-        "column": "body",
-        "replay": texts["general"],
-        "replay_share": 0.0,
-    }  # plain text has no columns
+    # Plain text has no columns.
+    options |= {"column": "body", "replay": texts["general"], "replay_share": 0.0}
     options |= {"length": 999, "progress": (heard := Heard())}
     done = bothways.adapt(model, file, tmp_path / "run", **options)
     note = "note: sequences have 512 tokens, the most that the model reads, not 999"
@@ -263,7 +261,8 @@ def test_two_ranks_adapt_as_one_does_and_save_when_interrupted(tmp_path, tokeniz
 
 def test_ctrl_c_names_the_command_that_resumes(tmp_path, tokenizer, texts, monkeypatch, capsys):
     """In the training of a new head, too, whose checkpoints are in a folder of its own."""
-    monkeypatch.setattr(Interruption, "asked", True)
+    interrupted = contextlib.nullcontext([signal.SIGINT])
+    monkeypatch.setattr(checkpoint, "catch_signals", lambda: interrupted)
     for head, saved in ((PoolerHead(), "run-pooler/head"), (MaskedHead(), "run-masked")):
         model = folder_of(tmp_path / head.kind, tokenizer, head)
         words = ["adapt", str(model), texts["domain"], "--out", str(tmp_path / f"run-{head.kind}")]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from bothways.core.batch import Batch, TokenTargets
 from bothways.core.source import TrainingStep
 from bothways.data.corpus import Corpus
-from bothways.data.loader import ExampleBudget, Loader
+from bothways.data.loader import Loader
 from bothways.hub.model_folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -32,11 +32,12 @@ from bothways.training import saved_state
 from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Sharding
-from bothways.training.run import Event, Training
-from bothways.training.schedules import Linear, Steps
+from bothways.training.run import Event
+from bothways.training.schedules import Steps
+from toy_pretraining import small_run
 from toy_training import enter_ranks, on_ranks, stop_at
 
-LENGTH = 16
+LENGTH, ELECTRA = 16, "electra-small-discriminator"
 Stage = tuple[int, Sharding | None, int]
 """The ranks of a session, how they hold the model, and the step at which it is stopped."""
 LAST: Stage = (1, None, LENGTH)
@@ -54,12 +55,20 @@ def shape_of(corpus: Corpus, name: str, dropout: float = 0.0) -> EncoderConfig:
     )  # fmt: skip
 
 
-def config_of(corpus: Corpus, objective: Objective, sharding: Sharding | None) -> PretrainConfig:
-    small = shape_of(corpus, "electra-small-discriminator")
-    training = Training(Steps(LENGTH), AdamW(lr=3e-3), Linear(0.1), precision="fp32")
-    return PretrainConfig(
-        small, training, objective, (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
-        evaluation_tokens=400, microbatch_tokens=130, sharding=sharding,
+def config_of(
+    corpus: Corpus,
+    objective: Objective,
+    steps: int = LENGTH,
+    name: str = ELECTRA,
+    dropout: float = 0.0,
+    **settings: Any,
+) -> PretrainConfig:
+    """A run whose sessions save every fourth step and record every step."""
+    return small_run(
+        corpus, Steps(steps),
+        training={"optimizer": AdamW(lr=3e-3), "save": Steps(4), "report": Steps(1)},
+        encoder=shape_of(corpus, name, dropout), objective=objective, phases=(PretrainPhase(48),),
+        **settings,
     )  # fmt: skip
 
 
@@ -109,8 +118,11 @@ def train(
     return done.training_module.trained_state(), read
 
 
+SHARED = ReplacedTokens(generator=Narrower(0.5))
+
+
 def objective_of(kind: str, teacher: str) -> Objective:
-    return Distillation(teacher) if kind == "teacher" else ReplacedTokens(generator=Narrower(0.5))
+    return Distillation(teacher) if kind == "teacher" else SHARED
 
 
 def session(
@@ -128,7 +140,8 @@ def session(
     saved_state.WHOLE_BYTES = 0
     torch.set_default_dtype(torch.float64)
     corpus, (_, sharding, stop) = Corpus.open(place), STAGES[kind][number]
-    config = config_of(corpus, objective_of(kind, teacher), sharding)
+    objective = objective_of(kind, teacher)
+    config = config_of(corpus, objective, microbatch_tokens=130, sharding=sharding)
     weights, read = train(config, corpus, folder, stop, rank)
     torch.save({"weights": weights, "read": [*read.items()]}, folder / f"{number}-{rank}.found")
 
@@ -153,7 +166,7 @@ def merged(folder: Path, stages: tuple[Stage, ...]) -> Read:
 @pytest.fixture(scope="module")
 def teacher(corpus, tmp_path_factory) -> str:
     torch.manual_seed(3)
-    shape = shape_of(corpus, "electra-small-discriminator")
+    shape = shape_of(corpus, ELECTRA)
     folder = tmp_path_factory.mktemp("teacher") / "model"
     save_model(folder, Model(shape, (MaskedHead(),)), corpus.tokenizer)
     return str(folder)
@@ -167,7 +180,8 @@ def test_a_run_by_changing_ranks_does_what_one_rank_does(corpus, tmp_path, kind,
         on_ranks(world, session, folder, corpus.folder, kind, number, teacher)
     torch.set_default_dtype(torch.float64)
     try:
-        config = config_of(corpus, objective_of(kind, teacher), None)
+        objective = objective_of(kind, teacher)
+        config = config_of(corpus, objective, microbatch_tokens=130, sharding=None)
         weights, read = train(config, corpus, tmp_path / "alone", LENGTH)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -179,27 +193,14 @@ def test_a_run_by_changing_ranks_does_what_one_rank_does(corpus, tmp_path, kind,
     torch.testing.assert_close(last, weights, rtol=1e-7, atol=1e-9)
 
 
-ELECTRA = ("electra-small-discriminator", ReplacedTokens(generator=Narrower(0.5)))
-DEBERTA = ("deberta-v3-small", ReplacedTokens(generator=Shallower(), sharing="disentangled"))
-KINDS = pytest.mark.parametrize("kind", [ELECTRA, DEBERTA], ids=["shared", "disentangled"])
+APART = ReplacedTokens(generator=Shallower(), sharing="disentangled")
 
 
-def config_of_two(
-    corpus: Corpus, kind: tuple[str, ReplacedTokens], steps: int, dropout: float = 0.1
-) -> PretrainConfig:
-    small = shape_of(corpus, kind[0], dropout)
-    training = Training(
-        Steps(steps), AdamW(lr=3e-3), Linear(0.1), precision="fp32", save=Steps(4), report=Steps(1)
-    )
-    return PretrainConfig(
-        small, training, kind[1], (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
-        evaluation_tokens=400,
-    )  # fmt: skip
-
-
-@KINDS
-def test_stopped_and_resumed_both_networks_end_with_the_same_weights(kind, corpus, tmp_path):
-    config = config_of_two(corpus, kind, 7)
+@pytest.mark.parametrize(("name", "objective"), [(ELECTRA, SHARED), ("deberta-v3-small", APART)])
+def test_stopped_and_resumed_both_networks_end_with_the_same_weights(
+    name, objective, corpus, tmp_path
+):
+    config = config_of(corpus, objective, 7, name, dropout=0.1)
     with pytest.raises(InterruptedError):
         pretrain(config, corpus, tmp_path / "cut", on_event=stop_at(6, "step"))
     assert [path.name for path in checkpoints(tmp_path / "cut")] == ["step-4"]
@@ -220,8 +221,7 @@ def losses_of(config: PretrainConfig, corpus: Corpus, folder: Path) -> dict[str,
 
 
 def test_losses_do_not_depend_on_microbatches(corpus, tmp_path):
-    kind = (ELECTRA[0], dataclasses.replace(ELECTRA[1], sharing="disentangled"))
-    config = config_of_two(corpus, kind, 14, dropout=0.0)
+    config = config_of(corpus, dataclasses.replace(SHARED, sharing="disentangled"), 14)
     parts = dataclasses.replace(config, microbatch_tokens=120)
     one, many = (
         losses_of(each, corpus, tmp_path / str(number))

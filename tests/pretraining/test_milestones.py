@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from pathlib import Path
 
 import pytest
@@ -112,19 +111,6 @@ def test_what_cannot_be_counted_or_saved_is_refused(counted, tmp_path):
     old = dataclasses.replace(corpus, manifest=dataclasses.replace(corpus.manifest, counts=counts))
     with pytest.raises(DataError, match="was built before words were counted"):
         pretrain(settings, old, tmp_path / "old")
-
-
-def test_an_older_manifest_is_read(counted, tmp_path):
-    corpus, _ = counted
-    file = corpus.folder / "manifest.json"
-    text = file.read_text()
-    tree = json.loads(text)
-    del tree["counts"]["words"]
-    file.write_text(json.dumps(tree))
-    try:
-        assert Corpus.open(corpus.folder).manifest.counts.words is None
-    finally:
-        file.write_text(text)
 
 
 def test_the_recipe_has_the_checkpoints_of_the_challenge(corpus):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,24 +16,21 @@ from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Masking
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLM
-from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
-from bothways.pretraining.build import fit_to_corpus, preflight
+from bothways.pretraining.build import preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import scored_objective
 from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
 from bothways.training.schedules import Constant, Duration, Epochs, Hours, Steps, Tokens
 from commands import run_line
 from toy_animals import WORDS, document
 from toy_corpora import write_texts
+from toy_objective import short_run
 from toy_pretraining import small_encoder, small_run
 from toy_training import metric_lines, stop_at
 
@@ -211,22 +207,6 @@ def test_the_command_and_the_function_take_several_corpora(corpora, tmp_path, ca
 HEADS = (MaskedHead(), PoolerHead(), PairHead())
 
 
-def shape(corpus: Corpus, name: str = "bert-tiny") -> EncoderConfig:
-    small = dataclasses.replace(preset(name), width=32, depth=2, heads=2, intermediate_size=64)
-    return fit_to_corpus(small, corpus.tokenizer)
-
-
-def trained(
-    corpus: Corpus, objective: Objective, folder: Path, name: str = "bert-tiny"
-) -> dict[str, float]:
-    """A run of one update; its metrics at the end."""
-    run = PretrainConfig(
-        shape(corpus, name), Training(Steps(1), AdamW(), Constant(), precision="fp32"), objective,
-        (PretrainPhase(32),), TokenBudget(256), held_out=0.1, evaluation_tokens=400,
-    )  # fmt: skip
-    return dict(pretrain(run, corpus, folder).metrics)
-
-
 def scored(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, float]:
     run_line("evaluate", *words, "--length", "32", "--json")
     found: dict[str, float] = json.loads(capsys.readouterr().out)
@@ -235,7 +215,7 @@ def scored(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, float]:
 
 def test_a_model_of_sentence_order_is_scored_on_the_order(corpus, tmp_path, capsys):
     """More than half of the pairs of next sentence prediction are random; half of these are swapped."""
-    trained(corpus, MaskedLMSentenceOrder(), tmp_path / "run")
+    pretrain(short_run(corpus, MaskedLMSentenceOrder(), "bert-tiny", 1), corpus, tmp_path / "run")
     assert isinstance(scored_objective(str(tmp_path / "run")), MaskedLMSentenceOrder)
     found = scored(capsys, str(tmp_path / "run"), str(corpus.folder))
     assert found["majority/accuracy/pair"] < 0.53
@@ -245,18 +225,20 @@ def test_a_model_of_sentence_order_is_scored_on_the_order(corpus, tmp_path, caps
     ("name", "kind"), [("albert-base", "masked_lm_sop"), ("bert-tiny", "masked_lm_nsp")]
 )
 def test_without_a_record_the_family_says_what_pairs_are(name, kind, corpus, tmp_path):
-    save_model(tmp_path / "model", Model(shape(corpus, name), HEADS), corpus.tokenizer)
+    encoder = short_run(corpus, MaskedLM(), name).encoder
+    save_model(tmp_path / "model", Model(encoder, HEADS), corpus.tokenizer)
     assert scored_objective(str(tmp_path / "model")).kind == kind
 
 
 def test_a_discriminator_is_scored_with_the_generator_of_its_run(corpus, tmp_path, capsys):
-    trained(corpus, ReplacedTokens(masking=Masking()), tmp_path / "run", "electra-small")
+    objective = ReplacedTokens(masking=Masking())
+    pretrain(short_run(corpus, objective, "electra-small", 1), corpus, tmp_path / "run")
     found = scored(capsys, str(tmp_path / "run"), str(corpus.folder))
     assert {"f1/replaced", "entropy/replaced", "loss/masked"} <= found.keys()
 
 
 def test_a_model_without_a_head_for_tokens_is_one_message(corpus, tmp_path):
-    save_model(tmp_path / "bare", Model(shape(corpus), ()), corpus.tokenizer)
+    save_model(tmp_path / "bare", Model(small_encoder(corpus), ()), corpus.tokenizer)
     with pytest.raises(FolderError, match="has no head that predicts tokens"):
         scored_objective(str(tmp_path / "bare"))
 

@@ -46,9 +46,8 @@ def test_the_recipe_has_the_papers_tokens_rates_and_bases():
         phase = config.phases[np.searchsorted(ends, billions, side="right")]
         return peak * phase.rate * factor(RunState(tokens=round(billions * BILLION)))
 
-    assert [rate(n) for n in (1.5, 3, 1718, 1720, 1968)] == pytest.approx(
-        [4e-4, 8e-4, 8e-4, 3e-4, 3e-4]
-    )
+    rates = [rate(n) for n in (1.5, 3, 1718, 1720, 1968)]
+    assert rates == pytest.approx([4e-4, 8e-4, 8e-4, 3e-4, 3e-4])
     for done in (0.25, 0.5, 0.9):
         assert rate(1969 + 50 * done) == pytest.approx(3e-4 * (1 - math.sqrt(done)))
     assert [config.batch.start / 1024, config.batch.n / 1024] == [768, 4608]
@@ -178,9 +177,8 @@ def test_a_larger_model_repeats_the_smaller_one(corpus):
     for layer, origin in enumerate((0, 1, 1, 2, 2)):  # 1 + int(n · 2/4 + ½) of 1 … 3
         name, source = f"encoder.blocks.{layer}.", f"encoder.blocks.{origin}."
         queries, keys, values = np.split(state[f"{source}attention.qkv.weight"], 3)
-        expected = np.concatenate(
-            [tiled(tiled(part, 64, 0), 64, 1) for part in (queries, keys, values)]
-        )
+        parts = [tiled(tiled(part, 64, 0), 64, 1) for part in (queries, keys, values)]
+        expected = np.concatenate(parts)
         assert np.array_equal(grown[f"{name}attention.qkv.weight"].double(), expected)
         up = np.split(state[f"{source}mlp.up.weight"], 2)
         expected = np.concatenate([tiled(tiled(part, 80, 0), 64, 1) for part in up])

@@ -46,9 +46,8 @@ class ShuffledTokens(Objective):
         ids, label = sequence.ids.copy(), int(rng.random() < self.share)
         if label:
             ids[1:-1] = rng.permutation(ids[1:-1])
-        return dataclasses.replace(
-            sequence, ids=ids, targets={"shuffled": LabelTargets(np.array([label], np.int64))}
-        )
+        targets = {"shuffled": LabelTargets(np.array([label], np.int64))}
+        return dataclasses.replace(sequence, ids=ids, targets=targets)
 
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
@@ -105,9 +104,8 @@ class TokenClassModule(ShuffledModule):
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         targets = batch.target("class", TokenTargets)
         rows = self.model.encoder(batch).last[torch.as_tensor(targets.index)]
-        return {
-            "class": cross_entropy(self.model.heads["tags"](rows), torch.as_tensor(targets.ids))
-        }
+        logits = self.model.heads["tags"](rows)
+        return {"class": cross_entropy(logits, torch.as_tensor(targets.ids))}
 
 
 @dataclass(frozen=True)

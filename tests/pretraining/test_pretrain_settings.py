@@ -27,10 +27,8 @@ BASE = modern(preset("bert-tiny"))
 
 def test_common_names_are_settings():
     read = load_pretraining(BASE, ["lr=3e-4", "epochs=4", "warmup=0.2"])
-    assert (
-        read.training.optimizer
-        == load_pretraining(BASE, {"learning_rate": 3e-4}).training.optimizer
-    )
+    again = load_pretraining(BASE, {"learning_rate": 3e-4})
+    assert read.training.optimizer == again.training.optimizer
     assert flatten(configs.to_dict(read))["training.optimizer.lr"] == 3e-4
     assert read.training.until == Epochs(4.0)
     assert load_pretraining(BASE, ["until=7 steps"]).training.until == Steps(7)

@@ -14,21 +14,17 @@ from bothways.core.source import Sequence
 from bothways.data.loader import ExampleBudget
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
-from bothways.model.config import Dropouts
-from bothways.model.families.catalogue import preset
 from bothways.model.positions import Rotary
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
-from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import PretrainResult, curves, pretrain, read_records, write_run_page
 from bothways.training.checkpoint import Best, Keep
-from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
-from bothways.training.schedules import Constant, Steps
+from bothways.training.schedules import Steps
 from heard_progress import Heard
+from toy_pretraining import small_encoder, small_run
 from toy_training import stop_at
 
 PAIRS, TABLE = "probe/accuracy/agreement", "probe/accuracy/animals"
@@ -53,18 +49,13 @@ def files(tmp_path_factory) -> tuple[str, str]:
 
 
 def settings_for(corpus, probes=(), causal=False) -> PretrainConfig:
-    shape = dataclasses.replace(
-        fit_to_corpus(preset("bert-mini"), corpus.tokenizer),
-        width=16, depth=1, heads=2, intermediate_size=32, dropout=Dropouts(0.1, 0.1),
-    )  # fmt: skip
-    training = Training(
-        Steps(6), AdamW(lr=0.01), Constant(), "fp32", evaluate=Steps(2), save=Steps(2)
-    )
+    encoder = small_encoder(corpus, 1, 0.1)
     if causal:
-        shape = dataclasses.replace(shape, patterns=(Causal(),))
-    return PretrainConfig(
-        shape, training, CausalLM() if causal else MaskedLM(), (PretrainPhase(16),),
-        ExampleBudget(4), held_out=0.1, evaluation_tokens=100, probes=probes,
+        encoder = dataclasses.replace(encoder, patterns=(Causal(),))
+    return small_run(
+        corpus, Steps(6), training={"evaluate": Steps(2), "save": Steps(2)}, encoder=encoder,
+        objective=CausalLM() if causal else MaskedLM(), phases=(PretrainPhase(16),),
+        batch=ExampleBudget(4), evaluation_tokens=100, probes=probes,
     )  # fmt: skip
 
 
@@ -78,10 +69,8 @@ def test_probes_change_no_update(corpus, files, kind):
     if kind == "rotary":
         encoder = dataclasses.replace(plain.encoder, position=Rotary(64))
         plain = dataclasses.replace(plain, encoder=encoder)
-    without, probed = (
-        pretrain(dataclasses.replace(plain, probes=probes), corpus, device="cpu")
-        for probes in ((), files)
-    )
+    both = (dataclasses.replace(plain, probes=probes) for probes in ((), files))
+    without, probed = (pretrain(settings, corpus, device="cpu") for settings in both)
     for name, tensor in weights(without).items():
         assert torch.equal(tensor, weights(probed)[name]), name
     assert {PAIRS, TABLE} <= {*probed.metrics}
@@ -128,21 +117,17 @@ def test_pairs_are_scored_as_by_evaluate(corpus, files, probed):
 def test_records_resume_and_are_drawn(corpus, files, tmp_path):
     settings = settings_for(corpus, files)
     keep = Keep(best=Best(TABLE, "highest"))
-    settings = dataclasses.replace(
-        settings, training=dataclasses.replace(settings.training, keep=keep)
-    )
+    training = dataclasses.replace(settings.training, keep=keep)
+    settings = dataclasses.replace(settings, training=training)
     whole = pretrain(settings, corpus, tmp_path / "whole", device="cpu")
     with pytest.raises(InterruptedError):
         pretrain(settings, corpus, tmp_path / "cut", device="cpu", on_event=stop_at(4))
     resumed = pretrain(settings, corpus, tmp_path / "cut", device="cpu", resume=True)
     assert dict(resumed.metrics) == dict(whole.metrics)
+    files = (tmp_path / name / "metrics.jsonl" for name in ("whole", "cut"))
     records = [
-        [
-            (r["step"], r[PAIRS], r[TABLE])
-            for r in read_records(folder / "metrics.jsonl")
-            if PAIRS in r
-        ]
-        for folder in (tmp_path / "whole", tmp_path / "cut")
+        [(r["step"], r[PAIRS], r[TABLE]) for r in read_records(file) if PAIRS in r]
+        for file in files
     ]
     assert [step for step, *_ in records[0]] == [2, 4, 6]
     assert records[0] == records[1]

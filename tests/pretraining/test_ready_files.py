@@ -14,7 +14,7 @@ from bothways.model.families.catalogue import preset
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.forecast import memory_demand
 from bothways.pretraining.recipes import modern
-from bothways.training.parallel import Replicated, Sharded, Sharding, Single
+from bothways.training.parallel import Plan, Sharding
 from bothways.training.schedules import Steps
 from bothways.training.step_cost import USABLE, choose_parallelism
 
@@ -27,15 +27,14 @@ def test_ranks_share_a_model_that_does_not_fit(monkeypatch):
 
     monkeypatch.setattr(machine, "all_gather", lambda plan, value: value[None])
     monkeypatch.setattr(machine.devices, "memory_available", lambda device: free)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    cpu, plan, load = torch.device("cpu"), Replicated(1, 4, 1), memory_demand(SETTINGS)
+    cpu, plan, load = torch.device("cpu"), Plan(1, 4, 1, 2), memory_demand(SETTINGS)
     needed = load.memory(cpu).total
     free = int(needed / USABLE) + 1
     assert choose_parallelism(plan, "auto", load, cpu) == plan
     free = int(needed / USABLE) - 1
-    assert choose_parallelism(plan, "auto", load, cpu) == Sharded(1, 4, 1, 2, Sharding())
+    assert choose_parallelism(plan, "auto", load, cpu) == Plan(1, 4, 1, 2, Sharding())
     assert choose_parallelism(plan, None, load, cpu) == plan
-    assert choose_parallelism(Single(), Sharding(), load, cpu) == Single()
+    assert choose_parallelism(Plan(), Sharding(), load, cpu) == Plan()
 
 
 def ready_commands() -> list[tuple[str, list[str]]]:
@@ -61,9 +60,8 @@ def ready_commands() -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize(("name", "words"), ready_commands(), ids=lambda each: str(each)[:20])
 def test_a_ready_file_gives_settings_that_there_are(name, words):
     cli.app.parse_args(words, print_error=False, exit_on_error=False)
-    read = configs.load(
-        PretrainConfig, base=SETTINGS, overrides=[word for word in words if "=" in word]
-    )
+    overrides = [word for word in words if "=" in word]
+    read = configs.load(PretrainConfig, base=SETTINGS, overrides=overrides)
     assert read.training.until == Steps(100_000), name
     assert read.training.step_limit == 1800
 

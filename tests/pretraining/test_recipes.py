@@ -12,7 +12,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, interface, report_findings
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
@@ -21,7 +20,7 @@ from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, CorpusToken, Masking, NGrams, Spans
 from bothways.data.segments import FullSentences, NextSentence
 from bothways.hub.model_folder import load_model
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts
 from bothways.model.families.catalogue import family_for, preset
 from bothways.model.positions import Learned
 from bothways.objectives.causal_lm import CausalLM
@@ -47,20 +46,15 @@ from bothways.pretraining.forecast import memory_demand
 from bothways.pretraining.recipes import (
     GPU_RAMP,
     RECIPES,
-    albert,
     chosen_settings,
     modern,
-    roberta,
     settings_of,
-    spanbert,
 )
 from bothways.pretraining.run import pretrain
 from bothways.training.checkpoint import checkpoints
-from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, OptimizerConfig, StableAdamW
-from bothways.training.parallel import Single
-from bothways.training.run import Training
+from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, StableAdamW
+from bothways.training.parallel import Plan
 from bothways.training.schedules import (
-    WSD,
     Cosine,
     GoogleLinear,
     Linear,
@@ -71,6 +65,7 @@ from bothways.training.schedules import (
 )
 from commands import run_line
 from toy_corpora import write_bytes
+from toy_pretraining import small_encoder, small_run
 from toy_training import metric_lines, stop_at
 
 SMALL = [
@@ -163,12 +158,6 @@ def test_the_factor_of_replaced_tokens_is_electras():
 
 def test_spans_have_the_mean_length_of_the_paper():
     assert round(float(Spans().lengths @ np.arange(1, 11)), 1) == 3.8
-
-
-@pytest.mark.parametrize("recipe", [roberta, albert, spanbert])
-def test_a_small_encoder_reads_all_its_positions(recipe):
-    encoder = EncoderConfig(100, 32, 1, 2, 64, position=Learned(40))
-    assert [phase.length for phase in recipe(encoder).phases] == [40]
 
 
 @pytest.mark.parametrize(
@@ -346,29 +335,7 @@ def test_updates_fill_a_gpu_and_fit_into_it(recipe, batch, model, memory):
     assert chosen(gpu=None) == settings_of(recipe, encoder)
 
 
-def test_a_gpu_without_room_keeps_the_microbatch():
-    encoder = preset("bert-large")
-    small = chosen_settings("short", encoder, None, lambda base: base, 6e9)[0]
-    assert small.microbatch_tokens == settings_of("short", encoder).microbatch_tokens
-
-
 OPTIMIZERS = [Lamb(lr=0.02), StableAdamW(lr=5e-3), Muon(lr=0.02, others=AdamW(lr=5e-3))]
-
-
-def settings(corpus: Corpus, optimizer: OptimizerConfig, **changes: object) -> PretrainConfig:
-    return PretrainConfig(
-        EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.1, 0.1)),
-        Training(
-            Tokens(24_000), optimizer, Cosine(0.1), clip_norm=None, ema=0.9, report=Steps(1),
-            save=Steps(7),
-        ),
-        MaskedLM(z_loss=1e-3),
-        (PretrainPhase(16, 0.3), PretrainPhase(48, 0.7)),
-        TokenRamp(200, 1200, 16_000),
-        held_out=0.1,
-        evaluation_tokens=1500,
-        **changes,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "auto"])
@@ -379,9 +346,16 @@ def settings(corpus: Corpus, optimizer: OptimizerConfig, **changes: object) -> P
 )
 def test_a_run_learns_and_resumes_to_equal_weights(optimizer, precision, corpus, tmp_path):
     """With updates that grow and an average of the weights, which is saved."""
-    config = settings(corpus, optimizer)
-    training = dataclasses.replace(config.training, precision=precision)
-    config = dataclasses.replace(config, training=training)
+    config = small_run(
+        corpus, Tokens(24_000),
+        training={
+            "optimizer": optimizer, "schedule": Cosine(0.1), "clip_norm": None, "ema": 0.9,
+            "report": Steps(1), "save": Steps(7), "precision": precision,
+        },
+        encoder=small_encoder(corpus, dropout=0.1), objective=MaskedLM(z_loss=1e-3),
+        phases=(PretrainPhase(16, 0.3), PretrainPhase(48, 0.7)),
+        batch=TokenRamp(200, 1200, 16_000), evaluation_tokens=1500,
+    )  # fmt: skip
     done = pretrain(config, corpus, tmp_path / "whole")
     assert done.metrics["held-out/loss/masked"] < done.metrics["unigram/loss/masked"] - 0.1
     assert 0 < done.metrics["held-out/loss/z"] < 200, "without its coefficient"
@@ -414,7 +388,7 @@ def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(objective, corpus)
     plain, vocabulary = dataclasses.replace(objective, z_loss=0.0), vocabulary_of(corpus, objective)
     without = plain.training_module(training_module.saved(), vocabulary).eval()
     documents = {"": corpus.split(0.1, 0)[0]}
-    loader = loader_of(config, Corpora.of(corpus, None), documents, Single())
+    loader = loader_of(config, Corpora.of(corpus, None), documents, Plan())
     batch = next(iter(loader.steps(Cursor()))).microbatches[0]
     assert training_module.coefficients == {"z": 0.5}
     assert without.coefficients == {}
@@ -434,18 +408,3 @@ def test_a_z_loss_that_is_subtracted_is_refused(kind, coefficient):
     with pytest.raises(ConfigError, match="must be at least 0") as caught:
         kind(z_loss=coefficient)
     assert caught.value.where == "objective.z_loss"
-
-
-def test_settings_are_read_from_words_and_files(corpus, tmp_path):
-    words = [
-        "training.optimizer=muon", "training.optimizer.others.lr=1e-3", "training.ema=0.99",
-        "training.schedule.kind=wsd", "training.schedule.shape=sqrt", "objective=masked_lm",
-        "objective.z_loss=1e-4", "batch.kind=token_ramp", "batch.start=100", "batch.over=5000",
-        "batch.n=1000",
-    ]  # fmt: skip
-    config = configs.load(PretrainConfig, base=modern(preset("bert-tiny")), overrides=words)
-    assert config.training.optimizer == Muon(others=AdamW(lr=1e-3, betas=(0.9, 0.95)))
-    assert config.training.schedule == WSD(warmup=0.06, shape="sqrt")  # the recipe's warm-up
-    assert config.batch == TokenRamp(100, 1000, 5000)
-    (tmp_path / "c.toml").write_text(configs.to_toml(config))
-    assert configs.load(PretrainConfig, file=tmp_path / "c.toml") == config

@@ -7,13 +7,12 @@ import torch
 
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
-from bothways.finetuning.prepare import prepare_run
 from bothways.model import model as module
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.pretraining.run import pretrain
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.training.schedules import Epochs, Steps
-from toy_folder import make_examples, make_folder, make_tokenizer
+from toy_folder import make_examples, make_tokenizer
 from toy_pretraining import small_encoder, small_run
 from toy_task import fit_task
 
@@ -47,22 +46,10 @@ def test_fine_tuning_in_memory(tmp_path, recomputed):
     tokenizer, found = make_tokenizer(tmp_path), []
     data = label(ClassificationTask(), tokenizer, make_examples(32, 0), make_examples(8, 1), 16)
     for recompute in (False, True):
-        training = dataclasses.replace(
-            finetune_adam(), until=Epochs(2.0), precision="fp32", recompute=recompute
-        )
+        changes = {"until": Epochs(2.0), "precision": "fp32", "recompute": recompute}
+        training = dataclasses.replace(finetune_adam(), **changes)
         start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.2, 0.2))
         done = fit_task(start, data, FinetuneConfig(training, 16), device="cpu")
         found.append(done.task_model.state_dict())
         assert bool(recomputed) == recompute
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_fine_tuning_from_files(recompute, tmp_path):
-    rows = [f"{'x' if number % 2 else 'y'}\tape yak" for number in range(16)]
-    (tmp_path / "train.tsv").write_text("\n".join(["label\ttext", *rows]) + "\n", encoding="utf8")
-    training = dataclasses.replace(finetune_adam(), recompute=recompute)
-    model, train = str(make_folder(tmp_path / "model")), str(tmp_path / "train.tsv")
-    settings = FinetuneConfig(model=model, train=train, training=training, length=16)
-    prepared = prepare_run(settings, tmp_path / "run", torch.device("cpu"))
-    assert prepared.task_model.model.encoder.recompute is recompute

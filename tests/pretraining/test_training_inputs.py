@@ -75,9 +75,8 @@ def test_shown_sequences_are_those_that_a_run_reads(corpus, monkeypatch, kind, s
         "phases": [{"length": 16, "share": 0.5}, {"length": 32, "share": 0.5}],
     }  # fmt: skip
     data = data_of_run(monkeypatch, corpus, shape, kind, **settings)[step - 1]
-    shown = bothways.show(
-        corpus, model=shape, objective=kind, step=step, count=99, progress=False, **settings
-    )
+    settings |= {"step": step, "count": 99, "progress": False}
+    shown = bothways.show(corpus, model=shape, objective=kind, **settings)
     classes = {"masked_lm_nsp": ("is next", "random"), "masked_lm_sop": ("in order", "swapped")}
     token = corpus.tokenizer.token
     expected = []
@@ -131,19 +130,10 @@ def test_steps_of_later_phases_have_their_length(corpus):
         bothways.show(corpus, step=7, **settings)
 
 
-def test_a_phase_is_named_with_its_own_segments_and_masks(corpus):
-    phase = {"length": 16, "segments": {"kind": "full_sentences"}, "masking": {"rate": 0.4}}
-    shown = bothways.show(corpus, objective="masked-lm-nsp", phases=[phase], progress=False)
-    title = "masked_lm_nsp, phase 1 of 1 (full_sentences of 16 tokens, masking.rate=0.4)"
-    assert title in shown.title
-    assert not any(sequence.labels for sequence in shown.sequences)
-
-
 def test_draws_of_a_text_differ_and_repeat(my_bert):
     def draw(**settings):
-        shown = bothways.show(
-            my_bert, "a good film was bad", objective="masked-lm", progress=False, **settings
-        )
+        settings |= {"objective": "masked-lm", "progress": False}
+        shown = bothways.show(my_bert, "a good film was bad", **settings)
         return [[t.token for t in sequence.tokens] for sequence in shown.sequences]
 
     three = draw(count=3)
@@ -209,19 +199,6 @@ def test_what_cannot_be_shown_is_refused(corpus, my_bert, tmp_path):
         few = write_corpus(documents, corpus.tokenizer, tmp_path / name, workers=1)
         refused(few, match=message, error=BothwaysError, **settings)
     assert bothways.show(corpus, "the dog sleeps", objective="masked-lm-sbo", progress=False)
-
-
-def test_a_note_says_what_words_of_a_chinese_text_are(tmp_path):
-    tokenizer = bothways.train_tokenizer(["中文 film"] * 9, 300, progress=False)
-    tokenizer.save(tmp_path)
-    for text, unit, noted in (
-        ("中文", "whole_words", True), ("中文", "tokens", False), ("film", "whole_words", False)
-    ):  # fmt: skip
-        settings = {"objective.masking.unit": unit}
-        shown = bothways.show(tmp_path, text, objective="masked-lm", progress=False, **settings)
-        notes = [note for note in shown.notes if "the words of this text" in note]
-        advice = '(bothways.build_corpus(FILES, words="jieba"))'
-        assert [note.endswith(advice) for note in notes] == [True] * noted, (text, unit)
 
 
 def test_the_command_prints_and_writes(corpus, my_bert, tmp_path, capsys, monkeypatch):

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from bothways.core.errors import ConfigError
-from bothways.finetuning.data import label
+from bothways.finetuning.data import examine, needed_length
 from bothways.prediction.engine import predict
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_task import LongTexts, LongTextTask, TextExample
-from bothways.training.encoding_checks import needed_length
 from parity import batch_of, check_sum
 from toy_task import VOCABULARY, WORDS, make_task, make_tokenizer
 
@@ -140,7 +139,7 @@ def test_the_length_is_chosen_from_the_data(tmp_path):
     short, long = texts_of_length(*range(3, 23)), texts_of_length(*range(150, 190, 2), 151)
 
     def chosen(examples: list[TextExample], length: int | None, positions: int = 512) -> int:
-        return label(ClassificationTask(), tokenizer, examples, [], length, positions).length
+        return examine(ClassificationTask(), tokenizer, examples, [], length, positions).length
 
     assert chosen(short, None) == 128
     assert chosen(short, None, positions=64) == 64
@@ -161,7 +160,7 @@ def test_the_advice_on_truncation_can_be_followed(tmp_path):
     tokenizer, long = make_tokenizer(tmp_path), texts_of_length(*range(150, 190, 2), 151)
 
     def advice(length: int, positions: int) -> str:
-        data = label(ClassificationTask(), tokenizer, long, [], length, positions)
+        data = examine(ClassificationTask(), tokenizer, long, [], length, positions)
         (fix,) = [f.fix for f in data.findings if f.check == "truncation"]
         return str(fix)
 

@@ -28,8 +28,8 @@ from bothways.training.checkpoint import (
     read_checkpoint,
 )
 from bothways.training.optimizers import AdamW, build_optimizer
-from bothways.training.parallel import Replicated
-from bothways.training.saved_state import RunTensors, new_checkpoint
+from bothways.training.parallel import Plan
+from bothways.training.saved_state import RunTensors, save_checkpoint
 from bothways.training.schedules import RunState
 from toy_training import CONFIG, SINGLE, Toy, equal, exit_code, toy
 
@@ -46,7 +46,7 @@ def trained():
 
 def save(run, training_module, optimizer, progress, metrics=None):
     tensors = RunTensors(training_module, optimizer, SINGLE)
-    new_checkpoint(run, tensors, progress, metrics=metrics or {}, config=CONFIG).write()
+    save_checkpoint(run, tensors, progress, metrics=metrics or {}, config=CONFIG)
     return run / f"step-{progress.steps}"
 
 
@@ -75,17 +75,13 @@ def test_everything_comes_back(tmp_path):
     other = build_optimizer(AdamW(lr=0.5), again.named_parameters())
     found = read_checkpoint(tmp_path / "step-3")
     assert found.restore(RunTensors(again, other, SINGLE), CONFIG) == progress
-    assert (found.metrics, found.config) == (
-        {"loss": 2.5},
-        {"model": {"dropout": 0.2}, "betas": [0.9, 0.999]},
-    )
+    assert found.metrics == {"loss": 2.5}
+    assert found.config == {"model": {"dropout": 0.2}, "betas": [0.9, 0.999]}
     assert torch.equal(torch.rand(3), expected)
     assert equal(training_module, again)
     for ours, theirs in zip(training_module.parameters(), again.parameters(), strict=True):
-        assert all(
-            torch.equal(value, other.state[theirs][name])
-            for name, value in optimizer.state[ours].items()
-        )
+        moments = other.state[theirs]
+        assert all(torch.equal(v, moments[name]) for name, v in optimizer.state[ours].items())
     assert [group["lr"] for group in other.param_groups] == [0.01, 0.01]
 
 
@@ -105,11 +101,8 @@ def test_tied_weights_come_back_tied(tmp_path):
 
 def test_it_holds_what_it_says(saved):
     manifest = json.loads((saved / "manifest.json").read_text())
-    assert (
-        set(manifest["files"])
-        == {"model.safetensors", "state.pt", "progress.json"}
-        == {p.name for p in saved.iterdir()} - {"manifest.json"}
-    )
+    files = {"model.safetensors", "state.pt", "progress.json"}
+    assert set(manifest["files"]) == files == {p.name for p in saved.iterdir()} - {"manifest.json"}
     assert all(file_digest(saved / name) == value for name, value in manifest["files"].items())
     assert manifest["bothways"] == bothways.__version__
     assert len({file.stat().st_mode for file in saved.iterdir()}) == 1
@@ -154,18 +147,14 @@ def test_a_damaged_or_missing_manifest_is_refused(saved, content, message):
 def test_another_format_is_refused(saved, change):
     manifest = json.loads((saved / "manifest.json").read_text()) | change
     (saved / "manifest.json").write_text(json.dumps(manifest))
-    refused(
-        saved,
-        f"is of format {change['format']}, by bothways {manifest['bothways']}; bothways .* reads formats 1 and 2",
-    )
+    message = f"is of format {change['format']}, by bothways {manifest['bothways']}; "
+    refused(saved, message + "bothways .* reads formats 1 and 2")
 
 
 def test_another_run_is_refused_and_the_difference_named(saved):
-    error = refused(
-        saved,
-        r"of another run: model.dropout was 0.2, is 0.3\n",
-        config={**CONFIG, "model": {"dropout": 0.3}},
-    )
+    other = {**CONFIG, "model": {"dropout": 0.3}}
+    message = r"of another run: model.dropout was 0.2, is 0.3\n"
+    error = refused(saved, message, config=other)
     assert "a run in another folder" in error.fix
     many = CONFIG | {f"key{number}": number for number in range(8)}
     refused(saved, "key0 was 'not set', is 0; .*; 3 more", config=many)
@@ -362,9 +351,7 @@ def test_more_ranks_than_before_draw_anew(saved):
     states = {"cpu": torch.get_rng_state()[None]}
     draws = []
     for rank in (0, 1, 1):
-        checkpoint._set_random(
-            states, torch.device("cpu"), Replicated(rank, 2, rank), RunState(steps=5)
-        )
+        checkpoint._set_random(states, torch.device("cpu"), Plan(rank, 2, rank), RunState(steps=5))
         draws.append(torch.rand(4))
     assert torch.equal(draws[1], draws[2])
     assert not torch.equal(draws[0], draws[1])
@@ -386,6 +373,6 @@ def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_pa
     other = Taught()
     with torch.no_grad():
         other.teacher.words.weight.fill_(7.0)
-    read_checkpoint(folder).load_weights(other)
+    saved_state.load_weights(folder, other)
     assert torch.equal(other.words.weight, training_module.words.weight)
     assert bool((other.teacher.words.weight == 7).all())

@@ -21,7 +21,7 @@ from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
 from bothways.training.cuda_graph import GraphedUpdates
 from bothways.training.optimizers import AdamW, Lamb, ParameterRule, build_optimizer, same_for_all
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from bothways.training.saved_state import RunTensors
 
 OBJECTIVE = MaskedLMNextSentence()
@@ -110,7 +110,7 @@ def test_other_updates_are_refused(device, config, rules, z_loss, what, monkeypa
     monkeypatch.setattr("bothways.training.cuda_graph.device_of", lambda _: place)
     learner = MaskedLMModule(Model(*OBJECTIVE.models(ENCODER)["model"]), z_loss)
     optimizer = build_optimizer(config, learner.named_parameters(), rules)
-    tensors = RunTensors(learner, optimizer, Single())
+    tensors = RunTensors(learner, optimizer, Plan())
     with pytest.raises(ConfigError, match=rf"training\.graphs: needs {what}"):
         GraphedUpdates(tensors, torch.autocast("cpu"), 1.0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from bothways.core.errors import ResourceError
 from bothways.core.files import replace_file
-from bothways.training.checkpoint import Interruption, resume_command, run_folder
+from bothways.training.checkpoint import catch_signals, resume_command, run_folder
 from heard_progress import Heard
 from toy_training import processes
 
@@ -105,13 +105,11 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_noted_and_a_further_ctrl_c_ends_the_program(first, capfd):
     before = signal.getsignal(first)
-    with Interruption() as interruption:
-        assert not interruption.asked
+    with catch_signals() as signals:
+        assert signals == []
         signal.raise_signal(first)  # in this thread, unlike os.kill
-        assert interruption.asked
-        assert interruption.by is first
         signal.raise_signal(signal.SIGTERM)
-        assert interruption.by is first
+        assert signals == [first, signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(first) is before
@@ -120,14 +118,14 @@ def test_the_first_signal_is_noted_and_a_further_ctrl_c_ends_the_program(first, 
 
 def test_outside_the_main_thread_signals_are_left_alone():
     def opened():
-        with Interruption() as interruption:
-            found.append(interruption.asked)
+        with catch_signals() as signals:
+            found.append(signals)
 
     found, before = [], signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=opened)
     thread.start()
     thread.join()
-    assert found == [False]
+    assert found == [[]]
     assert signal.getsignal(signal.SIGINT) is before
 
 

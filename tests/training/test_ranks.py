@@ -21,16 +21,9 @@ from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, meter, parallel, saved_state
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import evaluate_losses
-from bothways.training.meter import ENDED_BY_WATCHDOG, Pace, Watchdog, stragglers
-from bothways.training.parallel import (
-    Replicated,
-    Sharding,
-    Single,
-    lost_contact,
-    plan_here,
-    rank_device,
-)
-from bothways.training.saved_state import NewCheckpoint
+from bothways.training.meter import ENDED_BY_WATCHDOG, Watchdog, stragglers
+from bothways.training.parallel import Plan, Sharding, lost_contact, plan_here, rank_device
+from bothways.training.saved_state import write_shards
 from bothways.training.schedules import RunState
 from bothways.training.trackers import TensorBoard
 from toy_training import (
@@ -74,9 +67,8 @@ def test_gradients_and_weights_are_those_of_one_process(two, name):
 
 
 def test_an_evaluation_is_over_all_ranks(two):
-    alone = evaluate_losses(
-        toy(dtype=torch.float64), [next(steps(Cursor(), 7))], SINGLE, precision="fp32"
-    )
+    data = [next(steps(Cursor(), 7))]
+    alone = evaluate_losses(toy(dtype=torch.float64), data, SINGLE, precision="fp32")
     first, second = (found["scores"] for found in two[1])
     assert first == second
     assert first["losses"] == pytest.approx(alone.losses, rel=1e-12)
@@ -106,14 +98,11 @@ def test_the_ranks_go_by_one_clock(two):
 
 
 def test_two_ranks_resume_to_the_weights_of_a_run_without_interruption(two):
-    whole, resumed = (
-        torch.load(two[0] / name / "final.pt", weights_only=True) for name in ("whole", "stopped")
-    )
+    folders = [two[0] / name for name in ("whole", "stopped")]
+    whole, resumed = (torch.load(f / "final.pt", weights_only=True) for f in folders)
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
-    recorded = [
-        [line["step"] for line in metric_lines(two[0] / name)] for name in ("whole", "stopped")
-    ]
-    assert recorded[0] == recorded[1]
+    recorded, again = ([line["step"] for line in metric_lines(folder)] for folder in folders)
+    assert recorded == again
 
 
 def test_one_process_can_go_on_with_the_checkpoint_of_two(two):
@@ -128,10 +117,15 @@ ENVIRONMENT = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
-    [({}, Single()), ({"WORLD_SIZE": "1"}, Single()), (ENVIRONMENT, Replicated(3, 4, 1))],
+    [
+        ({}, Plan()),
+        ({"WORLD_SIZE": "1"}, Plan()),
+        (ENVIRONMENT, Plan(3, 4, 1, 4)),
+        (ENVIRONMENT | {"LOCAL_WORLD_SIZE": "2"}, Plan(3, 4, 1, 2)),
+    ],
 )
 def test_the_plan_is_the_one_in_the_environment(monkeypatch, environment, expected):
-    for name in ENVIRONMENT:
+    for name in (*ENVIRONMENT, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -157,11 +151,11 @@ def test_an_environment_that_is_no_torchruns_is_refused(monkeypatch, name, value
 def test_each_rank_has_the_device_of_its_local_number(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert rank_device(Replicated(3, 4, 1), cuda) == torch.device("cuda", 1)
-    assert rank_device(Replicated(3, 4, 1), cpu) == cpu
-    assert rank_device(Single(), cuda) == cuda
+    assert rank_device(Plan(3, 4, 1), cuda) == torch.device("cuda", 1)
+    assert rank_device(Plan(3, 4, 1), cpu) == cpu
+    assert rank_device(Plan(), cuda) == cuda
     with pytest.raises(ResourceError, match="rank 2 needs CUDA device 2, but there are 2"):
-        rank_device(Replicated(2, 4, 2), cuda)
+        rank_device(Plan(2, 4, 2), cuda)
 
 
 def meet(rank: int, world: int, port: int, found: Path) -> None:
@@ -205,13 +199,13 @@ def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know():
 
 def save_slowly(seconds: float) -> None:
     """Let the main rank take longer to save."""
-    write = NewCheckpoint.write
+    save = saved_state.save_checkpoint
 
-    def slow(new: NewCheckpoint, *arguments: object) -> None:
+    def slow(*arguments: object) -> None:
         time.sleep(seconds)
-        write(new, *arguments)
+        save(*arguments)
 
-    NewCheckpoint.write = slow
+    saved_state.save_checkpoint = slow
 
 
 def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None:
@@ -229,9 +223,8 @@ def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None
 def test_no_rank_ends_before_the_main_one_has_saved(tmp_path):
     (tmp_path / "run").mkdir()
     on_ranks(2, end_with_a_slow_save, tmp_path)
-    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == [
-        "('step-5', 'step-5')"
-    ] * 2
+    for rank in range(2):
+        assert (tmp_path / f"rank{rank}").read_text() == "('step-5', 'step-5')"
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -250,10 +243,6 @@ def test_every_rank_of_an_interrupted_run_ends_as_interrupted(rank, monkeypatch,
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def parts_of(tensor: torch.Tensor) -> NewCheckpoint:
-    return NewCheckpoint(Path(), Single(), {}, {"weight": tensor}, {}, {}, in_parts=True)
-
-
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_the_error_of_a_disk_is_not_hidden_in_the_report_about_ranks(tmp_path, monkeypatch):
     """torch raises a `BaseException` whose text is a traceback."""
@@ -264,12 +253,12 @@ def test_the_error_of_a_disk_is_not_hidden_in_the_report_about_ranks(tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match=r"No space left on device \(rank 0\)"):
-            parts_of(torch.ones(4)).write_parts(tmp_path)
+            write_shards(tmp_path, {"weights/weight": torch.ones(4)})
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_part_that_cannot_be_read_is_one_message(tmp_path):
-    parts_of(torch.ones(4)).write_parts(tmp_path)
+    write_shards(tmp_path, {"weights/weight": torch.ones(4)})
     for part in (tmp_path / "shards").glob("*.distcp"):
         part.unlink()
     with pytest.raises(CheckpointError, match=r"shards cannot be read: .* \(rank 0\)"):
@@ -300,16 +289,12 @@ def end_at_a_full_disk(rank: int, world: int, port: int, folder: Path) -> None:
     """Save three kinds of checkpoints with a limit on the files of one rank, as a full disk has."""
     enter_ranks(rank, world, port)
     replicated = parallel.plan_here()
-    sharded = parallel.shard(replicated, Sharding())
+    sharded = dataclasses.replace(replicated, sharding=Sharding())
     whole, signals = saved_state.WHOLE_BYTES, signal.SIG_IGN
     signal.signal(signal.SIGXFSZ, signals)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    cases = {
-        "parts": (sharded, 0, 1),
-        "whole": (sharded, whole, 0),
-        "replicated": (replicated, whole, 0),
-    }
-    for name, (plan, limit, full) in cases.items():
+    cases = ("parts", sharded, 0, 1), ("whole", sharded, whole, 0), ("all", replicated, whole, 0)
+    for name, plan, limit, full in cases:
         (folder / name).mkdir(exist_ok=True)
         saved_state.WHOLE_BYTES = limit
         if rank == full:
@@ -375,12 +360,6 @@ def test_a_straggler_takes_much_longer_than_the_median(seconds, expected):
     assert stragglers(paced(*seconds)) == expected
 
 
-def test_one_process_has_no_pace_to_compare():
-    pace = Pace(Single())
-    pace.add(1.0, 100)
-    assert pace.read() == {}
-
-
 def test_the_rank_whose_loss_is_no_number_is_named():
     inf = float("inf")
     meter._check(["masked", None], [[inf, inf], [inf, inf]])
@@ -393,7 +372,7 @@ def test_the_rank_whose_loss_is_no_number_is_named():
 def hang(errors: Path) -> None:
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
-    with Watchdog(Replicated(3, 4, 3), 0.2) as dog:
+    with Watchdog(Plan(3, 4, 3), 0.2) as dog:
         dog.note("resting", 4)
         time.sleep(0.5)
         dog.note("reading its batch", 5)
@@ -411,7 +390,7 @@ def test_a_rank_that_hangs_says_what_it_was_doing_and_ends(tmp_path):
 @pytest.mark.parametrize("error", [DistNetworkError("Broken pipe"), RuntimeError(GLOO)])
 def test_a_lost_rank_is_one_message(error, monkeypatch, capsys):
     def lose() -> None:
-        with Watchdog(Replicated(3, 4, 3), None) as dog:
+        with Watchdog(Plan(3, 4, 3), None) as dog:
             dog.note("exchanging gradients", 812)
             raise ValueError("in a checkpoint") from error
 
@@ -428,9 +407,9 @@ def test_a_lost_rank_is_one_message(error, monkeypatch, capsys):
 
 def test_other_errors_of_a_step_stay_as_they_are(monkeypatch):
     for error in (RuntimeError("shapes differ"), DivergedError("gloo"), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as caught, Watchdog(Replicated(3, 4, 3), None):
+        with pytest.raises(type(error)) as caught, Watchdog(Plan(3, 4, 3), None):
             raise error
         assert caught.value is error
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
-    lost = lost_contact(Replicated(0, 2, 0), RuntimeError(GLOO))
+    lost = lost_contact(Plan(0, 2, 0), RuntimeError(GLOO))
     assert "while --max-restarts allows it" in str(lost)

@@ -13,7 +13,7 @@ import torch
 
 from bothways.core.errors import CheckpointError, ConfigError, DivergedError
 from bothways.training.checkpoint import Best, FolderStore, Keep, checkpoints, read_checkpoint
-from bothways.training.run import TrainingPhase
+from bothways.training.run import Target, TrainingPhase
 from bothways.training.schedules import Hours, Steps
 from bothways.training.trackers import JsonLines
 from heard_progress import Heard
@@ -32,6 +32,12 @@ from toy_training import (
 )
 
 TIMES = {"seconds", "tokens_per_second", "seconds_left"}
+BARE = dataclasses.replace(TRAINING, evaluate=None, save=None, keep=Keep())
+
+
+def bare(**changes):
+    """Settings that evaluate and save at the end alone, with these changes."""
+    return dataclasses.replace(BARE, **changes)
 
 
 def timeless(folder):
@@ -166,23 +172,22 @@ def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
     assert metrics == {"step-3": {}, "step-6": {}, "step-9": {"x": 1.0}}
 
 
-def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
-    training = dataclasses.replace(
-        TRAINING, keep=Keep(best=Best("f1", "highest")), evaluate=Steps(1)
-    )
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("keep.best", {"keep": Keep(best=Best("f1", "highest"))}),
+        ("target", {"target": Target("f1", 1.0), "keep": Keep()}),
+    ],
+)
+def test_a_metric_that_is_not_evaluated_is_refused(setting, changes, tmp_path):
+    training = dataclasses.replace(TRAINING, evaluate=Steps(1), **changes)
     with pytest.raises(ConfigError, match="'f1' is not evaluated: there are loss") as caught:
-        run_toy(
-            FolderStore(tmp_path, CONFIG),
-            training,
-            evaluation=lambda progress: {"loss": 1.0, "accuracy": 0.5},
-        )
-    assert caught.value.where == "training.keep.best.metric"
+        run_toy(FolderStore(tmp_path, CONFIG), training, evaluation=lambda progress: {"loss": 1.0})
+    assert caught.value.where == f"training.{setting}.metric"
 
 
 def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
-    training = dataclasses.replace(
-        TRAINING, until=Hours(0.2 / 3600), evaluate=None, save=None, keep=Keep()
-    )
+    training = bare(until=Hours(0.2 / 3600))
     evaluated = []
 
     def evaluation(progress):
@@ -198,9 +203,7 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
 
 def test_the_first_report_of_a_run_by_the_clock_has_its_time_left(tmp_path):
     """Also where the first step takes long: it begins at 0 seconds."""
-    training = dataclasses.replace(
-        TRAINING, until=Hours(0.6 / 3600), report=Steps(1), evaluate=None, save=None, keep=Keep()
-    )
+    training = bare(until=Hours(0.6 / 3600), report=Steps(1))
     heard = Heard()
 
     def wait(event):
@@ -216,7 +219,7 @@ def test_the_first_report_of_a_run_by_the_clock_has_its_time_left(tmp_path):
 
 
 def test_the_time_of_evaluations_is_not_forgotten_in_a_checkpoint(tmp_path):
-    training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=None, save=None, keep=Keep())
+    training = bare(until=Steps(2))
 
     def evaluation(progress):
         time.sleep(0.3)
@@ -238,9 +241,7 @@ def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_eval
 
     for module in ("run", "loop"):
         monkeypatch.setattr(f"bothways.training.{module}.clock_from", clock_from)
-    training = dataclasses.replace(
-        TRAINING, until=Hours(0.55), evaluate=None, save=Steps(1), keep=Keep()
-    )
+    training = bare(until=Hours(0.55), save=Steps(1))
 
     def session():
         return run_toy(tmp_path, training, evaluation=lambda progress: {"x": 1.0})
@@ -288,9 +289,7 @@ def test_a_run_shows_its_training_and_its_evaluations(tmp_path):
         progress.advance(1)
         return {"x": 1.0}
 
-    training = dataclasses.replace(
-        TRAINING, until=Steps(2), evaluate=Steps(1), report=Steps(1), save=None, keep=Keep()
-    )
+    training = bare(until=Steps(2), evaluate=Steps(1), report=Steps(1))
     run_toy(tmp_path, training, evaluation=evaluation, progress=heard)
     training, scoring = ("training", 1.0), ("scoring", 4)
     assert [each[:2] for each in heard.stages] == [training, *(scoring, training) * 2]
@@ -299,33 +298,13 @@ def test_a_run_shows_its_training_and_its_evaluations(tmp_path):
     assert heard.messages == ["evaluation step 1 · x 1.000", "evaluation step 2 · x 1.000"]
 
 
-def test_the_time_of_an_evaluation_is_done_before_the_training_goes_on(tmp_path):
-    """Else the bar takes the next step for as fast as both, and says too little time is left."""
-    heard = Heard()
-
-    def evaluation(progress):
-        progress.stage("scoring")
-        time.sleep(0.2)
-        return {"x": 1.0}
-
-    hour = 3600.0
-    training = dataclasses.replace(
-        TRAINING, until=Hours(1 / hour), evaluate=Hours(0.4 / hour), save=None, keep=Keep()
-    )
-    run_toy(tmp_path, training, evaluation=evaluation, progress=heard)
-    shares = [done for name, _, done in heard.stages if name == "training"]
-    assert len(shares) > 2
-    for before, after in itertools.pairwise(shares[:-1]):
-        assert after[0] >= before[-1] + 0.2
-
-
 def broken(progress):
     raise RuntimeError("no memory left")
 
 
 @pytest.mark.parametrize("every", [None, Steps(2)])
 def test_an_evaluation_that_fails_loses_no_step_and_is_made_up_for(every, tmp_path):
-    training = dataclasses.replace(TRAINING, until=Steps(4), evaluate=every, save=None, keep=Keep())
+    training = bare(until=Steps(4), evaluate=every)
     with pytest.raises(RuntimeError, match="no memory left"):
         run_toy(FolderStore(tmp_path, CONFIG), training, evaluation=broken)
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{every.count if every else 4}"]
@@ -337,7 +316,7 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_made_up_for(every, tmp_pa
 
 @pytest.mark.parametrize("before", [{"m": 0.1}, {}])
 def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(before, tmp_path):
-    training = dataclasses.replace(TRAINING, until=Steps(2), evaluate=None, save=None, keep=Keep())
+    training = bare(until=Steps(2))
 
     def session(training, metrics):
         evaluation = (lambda progress: metrics) if metrics else None
@@ -367,15 +346,10 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_note(whole, tmp_path):
 
 def test_events_are_reported(tmp_path):
     events = []
-    run_toy(tmp_path, dataclasses.replace(TRAINING, until=Steps(2), keep=Keep()), evaluation=lambda _: {"m": 1.0}, on_event=events.append)  # fmt: skip
-    assert [event.kind for event in events] == [
-        "step",
-        "step",
-        "report",
-        "evaluation",
-        "checkpoint",
-    ]
-    assert [event.progress.steps for event in events] == [1, 2, 2, 2, 2]
+    run_toy(tmp_path, bare(until=Steps(2)), evaluation=lambda _: {"m": 1.0}, on_event=events.append)
+    kinds = ["step", "step", "report", "evaluation", "checkpoint"]
+    steps_done = [1, 2, 2, 2, 2]
+    assert [(e.kind, e.progress.steps) for e in events] == [*zip(kinds, steps_done, strict=True)]
 
 
 def test_what_makes_the_steps_ends_with_an_error(tmp_path):

@@ -13,16 +13,7 @@ from bothways.core.source import Cursor
 from bothways.training import parallel, saved_state
 from bothways.training.checkpoint import checkpoints, latest_checkpoint, read_checkpoint
 from bothways.training.optimizers import AdamW, BertAdam
-from bothways.training.parallel import (
-    Replicated,
-    Sharded,
-    Sharding,
-    Single,
-    from_main_rank,
-    is_part,
-    shard,
-    sharded,
-)
+from bothways.training.parallel import Plan, Sharding, from_main_rank, is_part, sharded
 from toy_training import TRAINING, Toy, enter_ranks, fit_toy, on_ranks, session, steps, toy
 
 KINDS = {
@@ -36,7 +27,7 @@ AVERAGED = dataclasses.replace(TRAINING, ema=0.9)
 def work(rank: int, world: int, port: int, folder: Path) -> None:
     """What each of two ranks does; what it found is written to the folder."""
     enter_ranks(rank, world, port)
-    plan = shard(parallel.plan_here(), Sharding())
+    plan = dataclasses.replace(parallel.plan_here(), sharding=Sharding())
     with parallel.connected(plan, torch.device("cpu")):
         found = {**_fitted(plan), **_refused(plan), **_runs(plan, folder)}
     found["threads"] = [
@@ -45,7 +36,7 @@ def work(rank: int, world: int, port: int, folder: Path) -> None:
     torch.save(found, folder / f"rank{rank}.pt")
 
 
-def _fitted(plan: Sharded) -> dict[str, object]:
+def _fitted(plan: Plan) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, (optimizer, sharding) in KINDS.items():
         own = dataclasses.replace(plan, sharding=sharding)
@@ -64,7 +55,7 @@ def _fitted(plan: Sharded) -> dict[str, object]:
     return found
 
 
-def _refused(plan: Sharded) -> dict[str, object]:
+def _refused(plan: Plan) -> dict[str, object]:
     found: dict[str, object] = {}
     training_module = toy()
     training_module.inner.partial = True
@@ -81,7 +72,7 @@ def _refused(plan: Sharded) -> dict[str, object]:
     return found
 
 
-def _runs(plan: Sharded, folder: Path) -> dict[str, object]:
+def _runs(plan: Plan, folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     session(folder / "in_one_file", 5 if plan.rank else None, plan=plan)
     found["one file"] = [
@@ -181,10 +172,4 @@ def test_parts_of_another_model_do_not_fit(two):
     other = toy()
     other.inner = nn.Linear(8, 9)
     with pytest.raises(CheckpointError, match=r"inner.bias is \[8\], not \[9\]"):
-        read_checkpoint(newest).load_weights(other)
-
-
-def test_a_plan_is_sharded_where_there_are_ranks(monkeypatch):
-    assert shard(Single(), Sharding()) == Single()
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert shard(Replicated(3, 4, 1), Sharding()) == Sharded(3, 4, 1, 2)
+        saved_state.load_weights(newest, other)

@@ -6,6 +6,7 @@ average of the weights and an evaluation of it after each step.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from bothways.training import parallel, saved_state
 from bothways.training.checkpoint import FolderStore, Keep, checkpoints
 from bothways.training.loop import evaluate_losses
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Plan, Sharding, shard
+from bothways.training.parallel import Plan, Sharding
 from bothways.training.run import Event, Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Constant, Steps
 from toy_training import SINGLE, ToyStep, enter_ranks, on_ranks
@@ -108,9 +109,9 @@ def work(rank: int, world: int, port: int, case: str, folder: Path) -> None:
     saved_state.WHOLE_BYTES = 0
     replicated = parallel.plan_here()
     plans = (
-        shard(replicated, Sharding()),
+        replace(replicated, sharding=Sharding()),
         replicated,
-        shard(replicated, Sharding(reshard_after_forward=False)),
+        replace(replicated, sharding=Sharding(reshard_after_forward=False)),
     )
     with parallel.connected(replicated, torch.device("cpu")):
         found = [

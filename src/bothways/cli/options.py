@@ -285,7 +285,7 @@ def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
 def training(out: Path, resume: bool, device: str, notes: Iterable[str] = ()) -> Iterator[Progress]:
     """Begin a run in a folder, show its progress, and report on Ctrl-C how to resume.
 
-    That is for Ctrl-C outside of a step: in a step, a run saves and returns (`Interruption`).
+    That is for Ctrl-C outside of a step: in a step, a run saves and returns (`catch_signals`).
 
     Args:
         notes: messages about the settings of the run.

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bothways.core.config import reader as configs
 from bothways.core.errors import (
     ConfigError,
@@ -28,7 +30,7 @@ from bothways.core.errors import (
 from bothways.core.files import is_url, local_path, read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.source import Sequence
-from bothways.core.terminal import listed
+from bothways.core.terminal import listed, quantity
 from bothways.data import tables as memory
 from bothways.data.loader import ListSource, Loader, Share, unchanged
 from bothways.data.tables import HUB, TableRow, WatchedRow
@@ -45,7 +47,7 @@ from bothways.tasks.catalogue import Trainable
 from bothways.tasks.columns import asked_columns, is_absent, require_columns
 from bothways.tasks.question_answering.examples import QuestionColumns
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.encoding_checks import check_casing, check_inputs, needed_length
+from bothways.training.encoding_checks import UNKNOWN, unknown_tokens
 
 Rows = str | Path | memory.Given
 """A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""
@@ -55,6 +57,10 @@ ALL = Share()
 """All of the data: a single process."""
 ENCODED = 1024
 """Number of examples that are encoded between two reports of progress."""
+WHOLE, ROUND = 0.95, 32
+"""The share of texts that the default length holds whole, and the multiple it is rounded to."""
+SAMPLE = 1000
+"""Number of texts in the sample that casing is checked on."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,13 @@ def examine(
     max_positions: int | None = None,
     progress: Progress = SILENT,
 ) -> LabelledData:
-    """Encode and check examples as `label`; errors are among the findings."""
+    """Encode and check examples as `label`; errors are among the findings.
+
+    Args:
+        length: None means the task's own, or the length that holds nearly all training texts
+            whole, if that is more.
+        max_positions: maximum length of the model; None means `length`.
+    """
     task = task.adapted(train)
     labels, max_length = task.labels(train), max_positions or length or task.length
     all_labels = task.labels([*train, *dev])  # more than `labels` only if there is an error
@@ -137,27 +149,89 @@ def examine(
     return LabelledData(task, tokenizer, labels, used_length, *encoded, *examples, findings)
 
 
+def needed_length(inputs: Iterable[base.EncodedExample], share: float = WHOLE) -> int:
+    """Return the length that holds this share of examples whole, rounded up to a multiple of 32.
+
+    Example: 95 % of the texts have at most 201 tokens, special tokens included → 224.
+    """
+    rows = ([n for s in item.sequences for n in s.parts or (len(s),)] for item in inputs)
+    lengths = [max(row, default=0) + item.cut for row, item in zip(rows, inputs, strict=True)]
+    return -(-int(np.quantile(lengths, share, method="inverted_cdf")) // ROUND) * ROUND
+
+
+def check_inputs(
+    inputs: Many[base.EncodedExample],
+    tokenizer: Tokenizer,
+    length: int,
+    advice: Callable[[int], str],
+) -> list[Finding]:
+    """Report texts that are cut off, and unknown tokens.
+
+    Args:
+        advice: returns the fix, given the length that holds nearly all texts, or, if `length` does,
+            all of them.
+    """
+    findings = []
+    cut = [item for item in inputs if item.cut]
+    if cut:
+        lost = sum(item.cut for item in cut) / sum(item.tokens for item in inputs)
+        fault = f"of {len(inputs):,} examples ({len(cut) / len(inputs):.1%}) is|are longer than "
+        fault += f"{length:,} tokens and is|are cut"
+        message = f"{quantity(len(cut), fault)}: {lost:.1%} of all tokens are not read"
+        needed = needed_length(inputs)
+        if needed <= length:  # which holds nearly all: the rest asks for more
+            needed = needed_length(inputs, 1.0)
+        fix = advice(needed)
+        findings.append(Finding("truncation", "warning", message, "length", fix))
+    ids = [sequence.ids for item in inputs for sequence in item.sequences]
+    share = float((np.concatenate(ids) == tokenizer.specials.unknown).mean()) if ids else 0.0
+    if share > UNKNOWN:
+        findings += unknown_tokens(share, "Use a model whose vocabulary fits this text.")
+    return findings
+
+
+def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
+    """Check that vocabulary and tokenizer agree about capital letters, by a sample of the text."""
+    sample = list(texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE])
+    if tokenizer.lowercase:
+        control = tokenizer.special | (np.arange(tokenizer.size) == tokenizer.specials.unknown)
+        tokens = [token for token, id in tokenizer.backend.get_vocab().items() if not control[id]]
+        capital = sum(token != token.lower() for token in tokens) / max(1, len(tokens))
+        if capital <= 0.1:
+            return []
+        message = f"the vocabulary is cased ({capital:.0%} of its tokens have capitals), "
+        message += "but the tokenizer lower-cases"
+        fix = 'Set "do_lower_case": false in tokenizer_config.json.'
+        return [Finding("casing", "warning", message, "tokenizer", fix)]
+    unknown, lowered = (
+        float((ids == tokenizer.specials.unknown).mean()) if len(ids) else 0.0
+        for ids, _ in map(tokenizer.encode_flat, (sample, [text.lower() for text in sample]))
+    )
+    if unknown - lowered <= UNKNOWN:
+        return []
+    message = "the vocabulary is uncased, but the tokenizer keeps capitals: "
+    message += f"{unknown:.1%} of tokens are unknown, lower-cased {lowered:.1%}"
+    fix = 'Set "do_lower_case": true in tokenizer_config.json.'
+    return [Finding("casing", "warning", message, "tokenizer", fix)]
+
+
 def label(
     task: base.Task[Any, Any],
     tokenizer: Tokenizer,
     train: Many[Any],
     dev: Many[Any],
     length: int | None,
-    max_positions: int | None = None,
-    progress: Progress = SILENT,
 ) -> LabelledData:
     """Check and encode examples, once for any number of runs.
 
     Args:
-        length: maximum length of a sequence in tokens. None: the task's own, or the length that
-            holds nearly all training texts whole, if that is more and the model can read it.
-        max_positions: maximum length of the model.
+        length: maximum length of a sequence in tokens; None means the task's own.
 
     Raises:
         BothwaysError: problems that prevent learning, such as an empty text, an absent label, or
             fewer than two classes; one message lists all of them.
     """
-    data = examine(task, tokenizer, train, dev, length, max_positions, progress)
+    data = examine(task, tokenizer, train, dev, length)
     return dataclasses.replace(data, findings=tuple(report_findings(data.findings)))
 
 

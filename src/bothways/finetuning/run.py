@@ -57,7 +57,6 @@ from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encod
 from bothways.training import parallel, run as loop
 from bothways.training.checkpoint import FolderStore, MemoryStore, Store, run_folder
 from bothways.training.loop import evaluate_losses
-from bothways.training.meter import Peak
 from bothways.training.schedules import RunState
 from bothways.training.step_cost import forward_flops, peak_of
 
@@ -124,7 +123,7 @@ def training_loss(
     steps = Loader(source, unchanged, size, microbatch_tokens, 0).epoch()
     ones = [dataclasses.replace(s, microbatches=(b,)) for s in steps for b in s.microbatches]
     tracked = track(ones, progress, "measuring the training loss")
-    scores = evaluate_losses(training_module, tracked, parallel.Single(), precision="fp32")
+    scores = evaluate_losses(training_module, tracked, parallel.Plan(), precision="fp32")
     return sum(scores.losses.values())
 
 
@@ -358,34 +357,31 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         module, sequences = _trained(task_model, data, settings)
         evaluate = functools.partial(score, task_model, data, settings)
         steps = train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
-        scores = list[tuple[float, Metrics]]()
-
-        def note_scores(event: loop.Event) -> None:
-            if event.kind == "evaluation":
-                values = {name.removeprefix("dev/"): value for name, value in event.values.items()}
-                scores.append((event.progress.epochs, values))
-            on_event(event)
-
         torch.manual_seed(seed + 1 + plan.rank)
         phase = loop.TrainingPhase(
             training.end, lambda state: ahead(steps, torch_device, state.cursor)
         )
+        training_run = loop.TrainingRun(
+            module,
+            [phase],
+            training,
+            plan,
+            store,
+            evaluation=evaluate if data.dev else None,
+            peak=peak,
+            rules=parameter_rules(settings.stability, task_model.model, run.fresh),
+            progress=progress,
+            on_event=on_event,
+        )
         with learning_by_rows(task_model.model, torch_device, plan.world, training.optimizer):
-            state = loop.TrainingRun(
-                module,
-                [phase],
-                training,
-                plan,
-                store,
-                evaluation=evaluate if data.dev else None,
-                peak=peak,
-                rules=parameter_rules(settings.stability, task_model.model, run.fresh),
-                progress=progress,
-                on_event=note_scores,
-            ).train()
+            state = training_run.train()
         finished = state.finished(training.end)
+        history = tuple(
+            (epochs, {name.removeprefix("dev/"): value for name, value in metrics.items()})
+            for epochs, metrics in training_run.history
+        )
         done = FinetuneResult(
-            task_model, {}, state, settings, finished, tuple(scores), findings=run.findings
+            task_model, {}, state, settings, finished, history, findings=run.findings
         )
         if finished and parallel.is_main(plan) and training.keep.best is not None:
             progress.stage("reading the best weights")
@@ -420,8 +416,8 @@ def _trained(
 
 def _measure_peak(
     run: prepare.PreparedRun, device: torch.device, plan: parallel.Plan, progress: Progress
-) -> Peak:
-    """Measure the peak speed of the machine, for sequences of average length."""
+) -> float:
+    """Measure the peak speed of the machine in tokens a second, for sequences of average length."""
     progress.stage("measuring the speed of the machine")
     model, data = run.task_model.model, run.data
     length = max(1, data.tokens // len(data.sequences))

@@ -219,7 +219,7 @@ def load_model(
         raise ConfigError(message, where="fresh")
     # Fresh heads that read a pooler: if the folder was saved without one, it is fresh, too.
     reading = [h for h in selected if h.kind in fresh and h.reads_pooler(config.encoder)]
-    if reading and lacks(config, weights.shapes, PoolerHead()):
+    if reading and _lacks_pooler(config, weights.shapes):
         fresh = {*fresh, "pooler"}
     model, report = build_model(config, weights, selected, fresh)
     for line in report.warnings:
@@ -496,17 +496,17 @@ def heads_of(config: hf_config.HFConfig, names: Iterable[str]) -> tuple[Head, ..
     return tuple(heads)
 
 
-def lacks(config: hf_config.HFConfig, shapes: Mapping[str, Shape], head: Head) -> bool:
-    """Return True if a folder was saved without a head: its class has none, its file no part.
+def _lacks_pooler(config: hf_config.HFConfig, shapes: Mapping[str, Shape]) -> bool:
+    """Return True if a folder was saved without a pooler: neither its class nor its file has one.
 
-    The head of a bare model may be absent: transformers has `add_pooling_layer=False`.
+    That of a bare model may be absent: transformers has `add_pooling_layer=False`.
     """
     architecture = config.architecture
     kinds: set[str] = {item.kind for item in config.heads or ()}
     if architecture is not None and not architecture.bare:
         kinds |= architecture.heads
-    report = plan_loading(config.keys, _shapes(config, head), shapes, ())
-    return head.kind not in kinds and not report.loaded and not report.misshapen
+    report = plan_loading(config.keys, _shapes(config, PoolerHead()), shapes, ())
+    return "pooler" not in kinds and not report.loaded and not report.misshapen
 
 
 def _shapes(config: hf_config.HFConfig, head: Head) -> dict[str, Shape]:

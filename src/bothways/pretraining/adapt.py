@@ -56,7 +56,7 @@ from bothways.text.trainers import sample
 from bothways.text.vocabulary_report import SplitWord, VocabularyReport, vocabulary_report
 from bothways.training.checkpoint import latest_checkpoint, run_folder
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Plan, Single, connected, from_main_rank, is_main, plan_here
+from bothways.training.parallel import Plan, connected, from_main_rank, is_main, plan_here
 from bothways.training.run import Training
 from bothways.training.schedules import Linear, Tokens, duration
 
@@ -488,7 +488,7 @@ def scores_of(
     for name, corpus in corpora.items():
         training_module = build_training_module(settings, corpus, choose_device(device))
         _, document_ids = corpus.split(settings.held_out, settings.seed)
-        scoring = HeldOut(settings, corpus, document_ids, Single(), training_module)
+        scoring = HeldOut(settings, corpus, document_ids, Plan(), training_module)
         metrics = scoring(Part(progress, name))
         result[name] = {
             key.removeprefix("held-out/"): value

@@ -34,11 +34,11 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import memory_demand, tokens_of_phases
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.encoding_checks import check_model, unknown_tokens
-from bothways.training.parallel import Plan, Single
+from bothways.training.parallel import Plan
 from bothways.training.run import compute_as
 from bothways.training.step_cost import check_machine
 
-SINGLE = Single()
+SINGLE = Plan()
 
 
 def fit_to_corpus(encoder: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ from bothways.training import parallel
 from bothways.training.loop import evaluate_losses
 from bothways.training.meter import EvaluationScores, score_values
 from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
+from bothways.training.run import Evaluation, Training
 from bothways.training.schedules import Constant, Steps
 
 COUNTED = 10_000_000
@@ -82,19 +81,15 @@ class HeldOut:
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
         self.baselines = self._unigram(counts) | self._majority()
 
-    def __call__(self, progress: Progress = SILENT) -> dict[str, float]:
-        """Return metrics by name; equal on all ranks."""
-        return self.named(self.scores(progress)) | self.baselines
+    def __call__(self, progress: Progress = SILENT, steps: int | None = None) -> dict[str, float]:
+        """Return metrics by name, of the first steps or of all; equal on all ranks."""
+        return self.named(self.scores(progress, steps)) | self.baselines
 
     def scores(self, progress: Progress = SILENT, steps: int | None = None) -> EvaluationScores:
         """Return mean losses and accuracies of the first steps, or all; equal on all ranks."""
         precision = self._settings.training.precision
         tracked = track(self._steps[:steps], progress, "evaluating")
         return evaluate_losses(self._training_module, tracked, self._plan, precision=precision)
-
-    def names(self) -> Iterator[str]:
-        """Yield the names of the metrics, from a first step, which the first name costs."""
-        yield from self.named(self.scores(steps=1)) | self.baselines
 
     def named(self, scores: EvaluationScores) -> dict[str, float]:
         """Return scores and the objective's own metrics by name."""
@@ -154,10 +149,10 @@ class MixedHeldOut:
         tables = {name: held_out.baselines for name, held_out in corpora.items()}
         self._baselines = self._by_corpus(tables) | self._mean(tables)
 
-    def __call__(self, progress: Progress = SILENT) -> dict[str, float]:
-        """Return metrics by name; equal on all ranks."""
+    def __call__(self, progress: Progress = SILENT, steps: int | None = None) -> dict[str, float]:
+        """Return metrics by name, of the first steps or of all; equal on all ranks."""
         scores = {
-            name: held_out.scores(Part(progress, name) if name else progress)
+            name: held_out.scores(Part(progress, name) if name else progress, steps)
             for name, held_out in self._parts.items()
         }
         means = (
@@ -167,13 +162,6 @@ class MixedHeldOut:
         tables = {name: held_out.named(scores[name]) for name, held_out in self._parts.items()}
         total = next(iter(self._parts.values())).named(EvaluationScores(*means))
         return total | self._by_corpus(tables) | self._baselines
-
-    def names(self) -> Iterator[str]:
-        """Yield the names of the metrics, from a first step of each corpus."""
-        tables = {
-            name: dict.fromkeys(held_out.names(), 0.0) for name, held_out in self._parts.items()
-        }
-        yield from {**self._mean(tables), **self._by_corpus(tables)}
 
     def _mean(self, tables: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Return the weighted mean of what all tables have."""
@@ -298,36 +286,6 @@ Measure = Callable[[], float]
 """Computes the accuracy of a probe on the model as it is."""
 
 
-@dataclass
-class Probes:
-    """An evaluation of held-out text, and the probes of a run, as metrics of one evaluation.
-
-    Attributes:
-        measures: the probes by name.
-        baselines: accuracies of a constant answer, as "majority/probe/NAME".
-    """
-
-    held_out: HeldOut | MixedHeldOut
-    plan: parallel.Plan
-    measures: dict[str, Measure] = field(default_factory=dict)
-    baselines: dict[str, float] = field(default_factory=dict)
-
-    def __call__(self, progress: Progress = SILENT) -> dict[str, float]:
-        """Return metrics by name, those of a probe as "probe/accuracy/NAME"; equal on all ranks."""
-        metrics = self.held_out(progress)
-        progress.stage("probing")
-        scores = parallel.from_main_rank(
-            self.plan, lambda: {name: measure() for name, measure in self.measures.items()}
-        )
-        probed = {f"probe/accuracy/{name}": score for name, score in scores.items()}
-        return metrics | probed | self.baselines
-
-    def names(self) -> Iterator[str]:
-        """Yield the names of the metrics."""
-        yield from self.held_out.names()
-        yield from (f"probe/accuracy/{name}" for name in self.measures)
-
-
 def with_probes(
     held_out: HeldOut | MixedHeldOut,
     settings: PretrainConfig,
@@ -335,8 +293,11 @@ def with_probes(
     training_module: TrainingModule,
     plan: parallel.Plan,
     progress: Progress,
-) -> HeldOut | MixedHeldOut | Probes:
+) -> Evaluation:
     """Return the evaluation of a run with its probes, whose data are read now.
+
+    The accuracy of a probe is "probe/accuracy/NAME", that of a constant answer
+    "majority/probe/NAME".
 
     Raises:
         ConfigError: the run cannot be probed.
@@ -348,7 +309,8 @@ def with_probes(
     model = training_module.saved().get("model")
     if not isinstance(model, Model):
         raise ConfigError("need a model that the run saves, and it saves none", where="probes")
-    result, length = Probes(held_out, plan), max(phase.length for phase in settings.phases)
+    length = max(phase.length for phase in settings.phases)
+    measures, baselines = dict[str, Measure](), dict[str, float]()
     for name, source in settings.probe_names.items():
         pairs = _pairs(source)
         if pairs:
@@ -358,8 +320,18 @@ def with_probes(
             measure, baseline = _linear_measure(
                 model, tokenizer, length, source, settings.microbatch_tokens, progress
             )
-        result.measures[name], result.baselines[f"majority/probe/{name}"] = measure, baseline
-    return result
+        measures[name], baselines[f"majority/probe/{name}"] = measure, baseline
+
+    def evaluate(progress: Progress = SILENT) -> dict[str, float]:
+        """Return metrics by name; equal on all ranks."""
+        metrics = held_out(progress)
+        progress.stage("probing")
+        scores = parallel.from_main_rank(
+            plan, lambda: {name: measure() for name, measure in measures.items()}
+        )
+        return metrics | {f"probe/accuracy/{n}": score for n, score in scores.items()} | baselines
+
+    return evaluate
 
 
 def _pairs(source: str) -> list[TextExample]:

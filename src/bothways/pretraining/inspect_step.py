@@ -36,7 +36,7 @@ from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import Loop, arithmetic_of, weighted_sum
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import build_optimizer
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from bothways.training.saved_state import Average, RunTensors
 from bothways.training.schedules import RunState, Steps
 from bothways.training.trackers import recorded_steps
@@ -229,7 +229,7 @@ class Repeat:
         optimizer = build_optimizer(settings.training.optimizer, parameters, matrices=matrices)
         if settings.training.ema is not None:
             Average(module, settings.training.ema)  # checkpoints hold it
-        self._tensors, self.state = RunTensors(module, optimizer, Single()), RunState()
+        self._tensors, self.state = RunTensors(module, optimizer, Plan()), RunState()
         if candidates:
             checkpoint = read_checkpoint(candidates[-1])
             self.state = checkpoint.restore(self._tensors, checkpoint.config)
@@ -265,7 +265,7 @@ class Repeat:
 
         self._progress.stage("repeating the steps before", step)
         training, module = self.settings.training, self._tensors.training_module
-        phases = run.phases_of(self.settings, self.corpora, self.documents, Single(), module)
+        phases = run.phases_of(self.settings, self.corpora, self.documents, Plan(), module)
         loop = Loop(
             self._tensors,
             lambda state: float(self.entries["rate"][state.steps]),
@@ -292,7 +292,7 @@ class Repeat:
     def sequences(self) -> tuple[InspectedSequence, ...]:
         """Compute each sequence of the next step alone; no weight changes."""
         phase, state = self._begin_phase(), self.state
-        loader = loader_of(self.settings, self.corpora, self.documents, Single(), phase, state.ends)
+        loader = loader_of(self.settings, self.corpora, self.documents, Plan(), phase, state.ends)
         data = next(iter(loader.steps(state.cursor, state.tokens)))
         segments = self.settings.segments_of(self.settings.phases[phase])
         self.training_module.train()

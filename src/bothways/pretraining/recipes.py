@@ -22,7 +22,7 @@ from bothways.data.corpus import Corpus
 from bothways.data.loader import BatchSize, ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
 from bothways.data.segments import FullSentences
-from bothways.model.config import Activation, EncoderConfig, Readout, with_vocabulary
+from bothways.model.config import EncoderConfig, Readout, with_vocabulary
 from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned, Rotary
@@ -53,8 +53,7 @@ class Recipe:
         masking: the tokens that the default objective predicts; None for its own masking.
         phases: sequence lengths, one after the other; one phase of 512 tokens by default.
         shortened: whether phases beyond the encoder's positions are cut to them; else an error.
-        dropout: whether the encoder keeps its dropout.
-        electra_heads: whether the shape of a BERT gets ELECTRA's heads.
+        shape: the encoder → the one that is trained, such as without dropout.
         detector: a preset for models that detect replaced tokens; None for other objectives.
         early: whether the first phases, masking and batch are for random weights only.
     """
@@ -65,10 +64,8 @@ class Recipe:
     masking: Masking | None = None
     phases: tuple[PretrainPhase, ...] = (PretrainPhase(512),)
     shortened: bool = True
-    activation: Activation | None = None
-    dropout: bool = True
+    shape: Callable[[EncoderConfig], EncoderConfig] = lambda encoder: encoder
     settings: Mapping[str, Any] = field(default_factory=dict)
-    electra_heads: bool = False
     detector: str | None = None
     early: bool = False
 
@@ -79,12 +76,6 @@ class Recipe:
             ConfigError: they do not fit the encoder.
         """
         objective = self.objective or with_masking(default_objective(encoder), self.masking)
-        changed = dataclasses.replace(encoder, activation=self.activation or encoder.activation)
-        if self.electra_heads:
-            changed = _with_heads(changed, objective)
-        if not self.dropout:
-            dropout = dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
-            changed = dataclasses.replace(changed, dropout=dropout)
         phases = tuple(
             dataclasses.replace(
                 phase,
@@ -96,13 +87,18 @@ class Recipe:
             for phase in self.phases
         )
         return PretrainConfig(
-            encoder=changed, training=self.training, objective=objective, phases=phases,
+            encoder=self.shape(encoder), training=self.training, objective=objective, phases=phases,
             batch=self.batch, **self.settings,
         )  # fmt: skip
 
 
 RARELY: dict[str, Any] = {"report": Steps(100), "evaluate": Steps(10_000), "save": Steps(10_000)}
 """Few records, for trainings of many updates."""
+
+
+def _without_dropout(encoder: EncoderConfig) -> EncoderConfig:
+    dropout = dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
+    return dataclasses.replace(encoder, dropout=dropout)
 
 
 def _google_training(rate: float) -> Training:
@@ -131,7 +127,7 @@ paper = Recipe(
     masking=Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
     phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
     shortened=False,
-    activation="gelu_tanh",
+    shape=lambda encoder: dataclasses.replace(encoder, activation="gelu_tanh"),
     settings={"data_copies": 10},
 )
 """The paper's settings (Devlin et al. 2018, appendix A.2) with those of its code: GELU by tanh,
@@ -155,7 +151,7 @@ modern = Recipe(
     phases=(
         PretrainPhase(16, 0.4, FullSentences()), PretrainPhase(64, 0.3), PretrainPhase(128, 0.3)
     ),
-    dropout=False,
+    shape=_without_dropout,
     early=True,
 )  # fmt: skip
 """Modern settings for one machine: no dropout, fresh masks in every epoch, 40 % of the tokens
@@ -219,7 +215,7 @@ electra = Recipe(
     objective=ReplacedTokens(),
     phases=(PretrainPhase(128),),
     settings={"evaluation_masking": ReplacedTokens().masking},
-    electra_heads=True,
+    shape=lambda encoder: _with_heads(encoder, ReplacedTokens()),
     detector="electra-small",
 )
 """The settings of ELECTRA-small (Clark et al. 2020, appendix A, and its code).
@@ -254,7 +250,7 @@ albert = Recipe(
     ),
     batch=ExampleBudget(4096),
     objective=MaskedLMSentenceOrder(masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())),
-    dropout=False,
+    shape=_without_dropout,
     settings={"data_copies": 40},
 )
 """The settings of ALBERT (Lan et al. 2019; google-research/albert): sentence order, n-grams masked,
@@ -464,11 +460,9 @@ def distillation(
         encoder = build.start_encoder(student)
     settings = DISTILLING[recipe](encoder, teacher)
     # No sequence is longer than what both read.
-    phases = (
-        dataclasses.replace(phase, length=min(phase.length, source.max_positions))
-        for phase in settings.phases
-    )
-    settings = dataclasses.replace(settings, phases=tuple(phases))
+    limit = source.max_positions
+    phases = tuple(dataclasses.replace(p, length=min(p.length, limit)) for p in settings.phases)
+    settings = dataclasses.replace(settings, phases=phases)
     if student is not None and student not in PRESETS:
         return dataclasses.replace(settings, start=student)
     if source.sharing is not None or build.layer_differences(source, encoder):
@@ -542,9 +536,8 @@ def _changed(
             raise ConfigError(message, where="model", fix=fix)
         return base, settings
     heads = _with_heads(encoder, settings.objective)
-    base = dataclasses.replace(
-        base, encoder=dataclasses.replace(base.encoder, readout=heads.readout)
-    )
+    shape = dataclasses.replace(base.encoder, readout=heads.readout)
+    base = dataclasses.replace(base, encoder=shape)
     return base, change(base)
 
 

@@ -46,7 +46,7 @@ from bothways.model.model import Encoder, Model
 from bothways.model.positions import Rotary
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.evaluation import HeldOut, MixedHeldOut, Probes, with_probes
+from bothways.pretraining.evaluation import HeldOut, MixedHeldOut, with_probes
 from bothways.pretraining.forecast import memory_demand, objective_flops
 from bothways.training import parallel, run
 from bothways.training.checkpoint import FolderStore, Keep, MemoryStore, run_folder
@@ -247,7 +247,7 @@ def _split(
     training_module: TrainingModule,
     held_out: MakeHeldOut | None,
     progress: Progress,
-) -> tuple[dict[str, DocumentIds], HeldOut | MixedHeldOut | Probes]:
+) -> tuple[dict[str, DocumentIds], run.Evaluation]:
     """Return the documents to train on, by corpus, and the evaluation on the others, with probes.
 
     Raises:
@@ -255,7 +255,7 @@ def _split(
             the errors of `with_probes`.
     """
     for name in ("word_milestones", "probes"):
-        if getattr(settings, name) and isinstance(plan, parallel.Sharded):
+        if getattr(settings, name) and plan.sharding is not None:
             message = "are not for ranks that share a model"
             raise ConfigError(message, where=name, fix="Set sharding=none.")
     evaluations = dict[str, HeldOut]()
@@ -271,10 +271,10 @@ def _split(
     else:
         mixed = {*evaluations} != {""}
         unprobed = MixedHeldOut(evaluations, corpora.shares) if mixed else evaluations[""]
+    if settings.training.keep.best or settings.training.target:  # now, not when it is evaluated
+        names = [*unprobed(steps=1), *(f"probe/accuracy/{name}" for name in settings.probe_names)]
+        settings.training.check_metrics(names)
     scoring = with_probes(unprobed, settings, corpora.tokenizer, training_module, plan, progress)
-    for setting in (settings.training.keep, settings.training.target):
-        if setting is not None:  # now, not at the first evaluation
-            setting.check(scoring.names())
     return training_documents(settings, corpora, held_out is None), scoring
 
 
@@ -375,14 +375,8 @@ def _card(
     title, documents = "A pre-trained encoder", f"{corpora.documents:,} documents"
     summary = f"Pre-trained with bothways on {documents}, {tokens:,} tokens read."
     card = Card(title, summary, flatten(tree), done.metrics, data, limits)
-    record: dict[str, object] = {
-        "pretraining": tree,
-        "corpus": digest,
-        "tokens": tokens,
-        "date": today(),
-        "metrics": dict(done.metrics),
-    }
-    return card, record
+    record: dict[str, object] = {"pretraining": tree, "corpus": digest, "tokens": tokens}
+    return card, record | {"date": today(), "metrics": dict(done.metrics)}
 
 
 POINTS = 200

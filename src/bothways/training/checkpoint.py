@@ -28,7 +28,7 @@ import shlex
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -108,12 +108,6 @@ class Keep:
     def __post_init__(self) -> None:
         require_at_least(1, "training.keep", last=self.last)
 
-    def check(self, evaluated: Iterable[str]) -> None:
-        """Raise ConfigError if the metric of the best checkpoint is not evaluated."""
-        if self.best and self.best.metric not in (names := list(evaluated)):
-            message = f"{self.best.metric!r} is not evaluated: there are {', '.join(names)}"
-            raise errors.ConfigError(message, where="training.keep.best.metric")
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -129,14 +123,6 @@ class Checkpoint:
     progress: RunState
     metrics: Mapping[str, int | float]
     config: Mapping[str, Any]
-
-    def load_weights(self, training_module: TrainingModule) -> None:
-        """Load the weights into a training module.
-
-        Raises:
-            CheckpointError: tensors are missing, too many or of another shape.
-        """
-        saved_state.load_weights(self.folder, training_module)
 
     def restore(
         self,
@@ -177,7 +163,7 @@ class Checkpoint:
             message = f"is of another run: {listed}{suffix}"
             fix = "Continue with the settings that it began with, or start a run in another folder."
             raise errors.CheckpointError(message, where=self.folder, fix=fix)
-        self.load_weights(tensors.training_module)
+        saved_state.load_weights(self.folder, tensors.training_module)
         random = saved_state.load_state(self.folder, tensors.optimizer)
         _set_random(random, device_of(tensors.training_module), tensors.plan, self.progress)
         return self.progress
@@ -373,11 +359,10 @@ class FolderStore:
         A rank that went on would take the main one for one that hangs, and would only learn that
         it is lost if the disk is full.
         """
-        new = saved_state.new_checkpoint(self.folder, tensors, state, metrics, self.config)
 
         def write() -> None:
             """Write it, and delete those that need not stay."""
-            new.write()
+            saved_state.save_checkpoint(self.folder, tensors, state, metrics, self.config)
             if is_main(tensors.plan):
                 prune(self.folder, keep, state.steps, state.plateau)
 
@@ -386,7 +371,7 @@ class FolderStore:
     def load_best(self, training_module: TrainingModule, best: Best) -> None:
         """Load the best weights into a training module, if any evaluation has the metric."""
         if (folder := best_checkpoint(self.folder, best)) is not None:
-            read_checkpoint(folder).load_weights(training_module)
+            saved_state.load_weights(read_checkpoint(folder).folder, training_module)
             use_average(training_module)
 
     @contextlib.contextmanager
@@ -395,8 +380,8 @@ class FolderStore:
     ) -> Iterator[RunSession]:
         """Open the trackers and the record of steps; signals end the session."""
         with contextlib.ExitStack() as stack:
-            interruption = stack.enter_context(Interruption())
-            session = RunSession(is_interrupted=lambda: interruption.asked)
+            signals = stack.enter_context(catch_signals())
+            session = RunSession(is_interrupted=lambda: bool(signals))
             if is_main(plan):
                 folder, step = self.folder, state.steps
                 record = StepRecord(folder, step, plan.world)
@@ -420,11 +405,9 @@ class MemoryStore:
     """The best weights of a run of one process, in memory.
 
     Attributes:
-        history: (epochs, metrics) of every evaluation.
         metrics: metrics of the best weights; empty without evaluations.
     """
 
-    history: list[tuple[float, Metrics]] = field(default_factory=list)
     metrics: Metrics = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -437,7 +420,6 @@ class MemoryStore:
         metrics = {name: value for name, value in metrics.items() if not name.startswith(STOPPING)}
         if not metrics or keep.best is None:
             return
-        self.history.append((state.epochs, metrics))
         if not self.metrics or keep.best.order(metrics) < keep.best.order(self.metrics):
             weights = tensors.training_module.trained_state()
             self.metrics, self.weights = metrics, {n: w.clone() for n, w in weights.items()}
@@ -512,43 +494,33 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
             raise
 
 
-class Interruption:
-    """Notes the first of the signals while it is open, and restores the handlers.
+@contextlib.contextmanager
+def catch_signals() -> Iterator[list[signal.Signals]]:
+    """Yield the list of the signals that come while it is open; restore the handlers at its end.
 
     Signals reach the main thread alone: opened in another thread, it changes nothing.
     """
+    received = list[signal.Signals]()
 
-    def __init__(self) -> None:
-        self.by: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    @property
-    def asked(self) -> bool:
-        """True if a signal has come."""
-        return self.by is not None
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            # What is ignored stays so: `nohup` ignores SIGHUP.
-            self._before = {
-                number: signal.signal(number, self._note)
-                for number in END_SIGNALS
-                if signal.getsignal(number) != signal.SIG_IGN
-            }
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+    def note(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.by = self.by or signal.Signals(number)
+        received.append(signal.Signals(number))
         # Not through sys.stderr: the signal may have come in the middle of a write to it.
         with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader of the output, too
             message = "the run saves after this step and ends. Ctrl-C ends it at once."
-            os.write(2, f"\n{self.by.name}: {message}\n".encode())
+            os.write(2, f"\n{received[0].name}: {message}\n".encode())
+
+    handlers = dict[signal.Signals, Any]()
+    if threading.current_thread() is threading.main_thread():
+        # What is ignored stays so: `nohup` ignores SIGHUP.
+        numbers = [n for n in END_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def resume_command(arguments: Sequence[str]) -> str:

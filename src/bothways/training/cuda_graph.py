@@ -27,7 +27,6 @@ from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import device_of
 from bothways.core.training_module import Loss
 from bothways.training.optimizers import FusedAdamW, update
-from bothways.training.parallel import Single
 from bothways.training.saved_state import RunTensors
 
 KEPT = 16
@@ -70,7 +69,7 @@ class GraphedUpdates:
     ) -> None:
         module, optimizer = tensors.training_module, tensors.optimizer
         _require(device_of(module).type == "cuda" and torch.version.hip is None, "an NVIDIA GPU")
-        _require(isinstance(tensors.plan, Single), "one process")
+        _require(tensors.plan.world == 1, "one process")
         _require(module.allows_padding, "an objective of masked LM or of it with pairs")
         plain = isinstance(optimizer, FusedAdamW) and all(
             group["update"] == "adamw" and not group["pull"] for group in optimizer.param_groups

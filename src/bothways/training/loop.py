@@ -127,7 +127,7 @@ class Loop:
                 # A process alone counts what the step asks for, without what pads its batch.
                 tokens = sum(batch.layout.tokens for batch in step.microbatches)
                 tokens = step.tokens if plan.world == 1 else tokens
-                meter.pace.add(work_seconds, tokens)
+                meter.add_work(work_seconds, tokens)
                 state = state.after(step)
                 meter.close(state, norm, rate)
                 watchdog.note("resting", state.steps)

@@ -59,7 +59,8 @@ class StepReport:
         scores: over the steps since the last report, on all ranks.
         gradient_norm: of the last step, before clipping.
         rate: the learning rate of the last step; the highest, if groups differ.
-        pace: the work of each rank (`pace.Pace`); empty for one process.
+        pace: "rank/N/seconds", the time of work of rank N by itself, and "rank/N/tokens", what it
+            read; empty for one process.
     """
 
     progress: RunState
@@ -70,14 +71,11 @@ class StepReport:
 
 
 class Meter:
-    """Sums over microbatches and steps. All ranks read at the same step.
-
-    Attributes:
-        pace: the time and the tokens of this rank.
-    """
+    """Sums over microbatches and steps. All ranks read at the same step."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self.pace = plan, Pace(plan)
+        self._plan = plan
+        self._seconds, self._tokens = 0.0, 0
         self._clear()
 
     def _clear(self) -> None:
@@ -102,6 +100,11 @@ class Meter:
             name: self._weights.get(name, 0.0) + weight for name, weight in weights.items()
         }
 
+    def add_work(self, seconds: float, tokens: int) -> None:
+        """Add the seconds that this rank has worked by itself in a step, and the tokens it read."""
+        self._seconds += seconds
+        self._tokens += tokens
+
     def close(self, progress: RunState, norm: Float[Tensor, ""], rate: float) -> None:
         """End a step: the progress after it, its gradient norm on the device, its learning rate."""
         assert self._sums is not None, "a step has at least one microbatch"
@@ -121,7 +124,20 @@ class Meter:
         assert self._broken is not None, "a step was added since the last reading"
         _check([*sorted(self._weights), None], all_gather(self._plan, self._broken.cpu()).tolist())
         progress, norm, rate = self._progress, self._norm.item(), self._rate
-        return StepReport(progress, self.scores(), norm, rate, self.pace.read())
+        return StepReport(progress, self.scores(), norm, rate, self._read_pace())
+
+    def _read_pace(self) -> dict[str, float]:
+        """Return the work of all ranks since the last reading, and start again."""
+        local = torch.tensor([self._seconds, self._tokens], dtype=torch.float64)
+        self._seconds, self._tokens = 0.0, 0
+        if self._plan.world == 1:
+            return {}
+        table = all_gather(self._plan, local).tolist()
+        return {
+            f"rank/{rank}/{name}": value
+            for rank, row in enumerate(table)
+            for name, value in zip(("seconds", "tokens"), row, strict=True)
+        }
 
     def scores(self) -> EvaluationScores:
         """Return mean losses and accuracies since the last reading, and start again."""
@@ -151,10 +167,9 @@ class Meter:
 def _sums(loss: Loss) -> Float[Tensor, " sums"]:
     """Return total and hits; NaN for the hits of a loss that has none."""
     loss_total = loss.total.detach().double()
-    hits = (
-        torch.full_like(loss_total, math.nan) if loss.hits is None else loss.hits.detach().double()
-    )
-    return torch.stack([loss_total, hits])
+    if loss.hits is None:
+        return torch.stack([loss_total, torch.full_like(loss_total, math.nan)])
+    return torch.stack([loss_total, loss.hits.detach().double()])
 
 
 def _check(names: list[str | None], ranks: list[list[float]]) -> None:
@@ -171,12 +186,9 @@ def _check(names: list[str | None], ranks: list[list[float]]) -> None:
     )
     of_rank = f" on rank {rank}" if len(ranks) > 1 and names[index] is not None else ""
     value = "gradient norm" if names[index] is None else f"loss {names[index]!r}"
-    raise DivergedError(
-        f"the {value} is not finite{of_rank}",
-        where=f"step {int(step)}",
-        fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
-        "resume from the last checkpoint.",
-    )
+    fix = "Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
+    fix += "resume from the last checkpoint."
+    raise DivergedError(f"the {value} is not finite{of_rank}", where=f"step {int(step)}", fix=fix)
 
 
 def report_values(report: StepReport) -> dict[str, int | float]:
@@ -222,15 +234,12 @@ def record_text(record: Record) -> str:
     for name, value in metrics.items():
         accuracy = metrics.get(name.replace("loss/", "accuracy/"))
         if "loss/" in name:
-            texts.append(
-                f"{name.replace('loss/', '')} {value:.3f}"
-                + (f" ({accuracy:.1%} right)" if accuracy is not None else "")
-            )
+            suffix = "" if accuracy is None else f" ({accuracy:.1%} right)"
+            texts.append(f"{name.replace('loss/', '')} {value:.3f}{suffix}")
         elif "accuracy/" not in name or name.replace("accuracy/", "loss/") not in metrics:
             texts.append(f"{name} {value:.3f}")
-    return " · ".join(
-        [*texts, *(form(record[name]) for name, form in _FORMS.items() if name in record)]
-    )
+    texts += [form(record[name]) for name, form in _FORMS.items() if name in record]
+    return " · ".join(texts)
 
 
 _NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "seconds_left", "share", "gemm_share"}
@@ -241,29 +250,16 @@ _FORMS: dict[str, Callable[[float], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The highest speed a run could have.
-
-    Attributes:
-        flops_per_token: of one step of training, forward and backward.
-        flops_per_second: of matrix products on all devices together (`runtime.devices.gemm_rate`).
-    """
-
-    flops_per_token: float
-    flops_per_second: float
-
-
 class Speed:
     """Measures tokens a second and the time left over a sliding window, with evaluation and saving.
 
     Args:
         run: the duration of the whole run.
-        peak: to compare with; None for no comparison.
+        peak: the highest possible speed, in tokens a second; None for no comparison.
         window: in seconds.
     """
 
-    def __init__(self, run: Duration, peak: Peak | None = None, window: float = 60.0) -> None:
+    def __init__(self, run: Duration, peak: float | None = None, window: float = 60.0) -> None:
         self._run, self._peak, self._window = run, peak, window
         self._marks: deque[tuple[float, int, float]] = deque()
 
@@ -279,9 +275,7 @@ class Speed:
             speed = (tokens_now - tokens) / (end - start)
             result["tokens_per_second"] = speed
             if self._peak:
-                result["gemm_share"] = (
-                    speed * self._peak.flops_per_token / self._peak.flops_per_second
-                )
+                result["gemm_share"] = speed / self._peak
             result["seconds_left"] = max(0.0, 1 - share_now) * (end - start) / (share_now - share)
         return result
 
@@ -299,35 +293,6 @@ Doing = Literal[
     "resting",
 ]
 """What a rank does in a step; "resting" is evaluation and saving, which no limit is for."""
-
-
-class Pace:
-    """The seconds that this rank has worked by itself since the last reading, and its tokens."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._seconds, self._tokens = plan, 0.0, 0
-
-    def add(self, seconds: float, tokens: int) -> None:
-        """Add a step of this rank."""
-        self._seconds += seconds
-        self._tokens += tokens
-
-    def read(self) -> dict[str, float]:
-        """Return the pace of all ranks as a record, and start again; all ranks call this.
-
-        "rank/N/seconds" is the time of work of rank N by itself, "rank/N/tokens" what it read.
-        Of one process there is nothing to report.
-        """
-        local = torch.tensor([self._seconds, self._tokens], dtype=torch.float64)
-        self._seconds, self._tokens = 0.0, 0
-        if self._plan.world == 1:
-            return {}
-        table = all_gather(self._plan, local).tolist()
-        return {
-            f"rank/{rank}/{name}": value
-            for rank, row in enumerate(table)
-            for name, value in zip(("seconds", "tokens"), row, strict=True)
-        }
 
 
 def stragglers(record: Mapping[str, float]) -> dict[int, float]:

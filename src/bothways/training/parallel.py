@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,23 +31,6 @@ import bothways
 from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError, argument
 from bothways.core.runtime.devices import device_of
 from bothways.core.training_module import Loss, TrainingModule
-
-
-@dataclass(frozen=True)
-class Single:
-    """One process."""
-
-    rank: ClassVar[int] = 0
-    world: ClassVar[int] = 1
-
-
-@dataclass(frozen=True)
-class Replicated:
-    """One of `world` processes that hold equal weights and read different parts of each step."""
-
-    rank: int
-    world: int
-    local_rank: int
 
 
 @dataclass(frozen=True)
@@ -77,21 +60,22 @@ class Sharding:
 
 
 @dataclass(frozen=True)
-class Sharded:
-    """One of `world` processes that hold a part of the model and read different parts of each step.
+class Plan:
+    """A process among the ranks of a run, which read different parts of each step.
 
     Attributes:
-        local_world: the number of ranks on this machine.
+        rank, world: its number and how many there are; one process by default.
+        local_rank, local_world: the same on this machine.
+        sharding: how the ranks share one model; None: each has the whole model.
     """
 
-    rank: int
-    world: int
-    local_rank: int
-    local_world: int
-    sharding: Sharding = Sharding()
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    sharding: Sharding | None = None
 
 
-Plan = Single | Replicated | Sharded
 T = TypeVar("T")
 
 _RUNS = itertools.count()
@@ -102,35 +86,25 @@ MEETING = 1800.0
 
 
 def plan_here() -> Plan:
-    """Return the plan that `torchrun` sets in the environment; `Single` without it.
+    """Return the plan that `torchrun` sets in the environment; one process without it.
 
     Raises:
         ConfigError: a variable that torchrun sets is missing, not a number or out of range.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
-        return Single()
+        return Plan()
     world, rank, local_rank = (_variable(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
     if not 0 <= rank < world:
         raise ConfigError(f"RANK is {rank}, but must be from 0 to {world - 1}", where="environment")
-    return Replicated(rank, world, local_rank)
-
-
-def shard(plan: Plan, sharding: Sharding) -> Plan:
-    """Return the plan with a model that the ranks share; one process has it to itself."""
-    if isinstance(plan, Single):
-        return plan
-    ranks = _variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else plan.world
-    return Sharded(plan.rank, plan.world, plan.local_rank, ranks, sharding)
+    local_world = _variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else world
+    return Plan(rank, world, local_rank, local_world)
 
 
 def _variable(name: str) -> int:
     value = os.environ.get(name, "")
     if not value.isdecimal():
-        raise ConfigError(
-            f"WORLD_SIZE is set, but {name} is {value!r} which is not a number",
-            where="environment",
-            fix="Start the ranks with torchrun.",
-        )
+        message = f"WORLD_SIZE is set, but {name} is {value!r} which is not a number"
+        raise ConfigError(message, where="environment", fix="Start the ranks with torchrun.")
     return int(value)
 
 
@@ -140,7 +114,7 @@ def rank_device(plan: Plan, device: torch.device) -> torch.device:
     Raises:
         ResourceError: this machine has fewer devices than ranks.
     """
-    if isinstance(plan, Single) or device.type != "cuda":
+    if plan.world == 1 or device.type != "cuda":
         return device
     if plan.local_rank >= (count := torch.cuda.device_count()):
         message = f"rank {plan.rank} needs CUDA device {plan.local_rank}, but there are {count}"
@@ -209,7 +183,7 @@ def connected(
     Args:
         patience: for which a rank waits for another one; None for torch's own.
     """
-    if isinstance(plan, Single):
+    if plan.world == 1:
         yield
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -236,15 +210,7 @@ def connected(
 
 
 _MESHES: list[Any] = []
-"""The meshes of this process, until its groups end."""
-
-
-def mesh_of(kind: str, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
-    """Return torch's mesh of the ranks on devices of this kind; all ranks call this."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    _MESHES.append(init_device_mesh(kind, shape, mesh_dim_names=names))
-    return _MESHES[-1]
+"""torch's meshes of the ranks in this process, until its groups end."""
 
 
 def lost_contact(plan: Plan, error: BaseException, prefix: str = "") -> LostRankError | None:
@@ -270,10 +236,8 @@ def lost_contact(plan: Plan, error: BaseException, prefix: str = "") -> LostRank
         fix += f"torchrun starts all ranks again while --max-restarts allows it; else add {resume}."
     else:
         fix += f"Start all ranks again with {resume}: they continue from the last checkpoint."
-    message = (
-        f"{prefix}rank {plan.rank} has lost contact with another rank, which has probably ended"
-    )
-    return LostRankError(message, fix=fix)
+    message = f"rank {plan.rank} has lost contact with another rank, which has probably ended"
+    return LostRankError(prefix + message, fix=fix)
 
 
 def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:
@@ -282,7 +246,7 @@ def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:
     Weights start as those of rank 0. Every parameter that needs a gradient must take part in
     `forward`, also for a batch without weight, unless the training module is partial.
     """
-    if not isinstance(plan, Replicated):  # FSDP2 works by hooks of the modules
+    if plan.world == 1 or plan.sharding is not None:  # FSDP2 works by hooks of the modules
         return training_module
     trained = {name for name, _ in training_module.trained_parameters()}
     left = {name for name, _ in training_module.named_parameters()} - trained
@@ -292,13 +256,8 @@ def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:
     # No training changes a buffer: they are not sent.
     names = ("forward_sync_buffers", "broadcast_buffers")  # as torch names the option by release
     buffers = next(name for name in names if name in inspect.signature(parallel).parameters)
-    options: dict[str, Any] = {buffers: False}
-    return parallel(
-        training_module,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=training_module.partial,
-        **options,
-    )
+    options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
+    return parallel(training_module, find_unused_parameters=training_module.partial, **options)
 
 
 def exchanging(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
@@ -313,7 +272,7 @@ def exchanging(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
 
 def all_gather(plan: Plan, values: Tensor) -> Tensor:
     """Gather CPU tensors `(…)` of equal shape into `(world, …)`, bit-equal on all ranks."""
-    if isinstance(plan, Single):
+    if plan.world == 1:
         return values[None]
     gathered = [torch.empty_like(values) for _ in range(plan.world)]
     torch.distributed.all_gather(gathered, values)
@@ -334,7 +293,7 @@ def barrier(plan: Plan) -> None:
 
 def from_main_rank(plan: Plan, make: Callable[[], T]) -> T:
     """Return on all ranks what the main one makes, or raise its error on all of them."""
-    if isinstance(plan, Single):
+    if plan.world == 1:
         return make()
     sent: list[Any] = [None, None]
     if is_main(plan):
@@ -352,7 +311,7 @@ def from_main_rank(plan: Plan, make: Callable[[], T]) -> T:
 
 def on_all_ranks(plan: Plan, work: Callable[[], object]) -> None:
     """Do something on each rank, and return when all have done it; an error is raised on all."""
-    if isinstance(plan, Single):
+    if plan.world == 1:
         work()
         return
     failed: BothwaysError | None = None
@@ -380,7 +339,7 @@ def require_agreement(
     Raises:
         ConfigError: on all ranks, the same one: the first values that differ, and where.
     """
-    if isinstance(plan, Single):
+    if plan.world == 1:
         return
     # An optimizer may be a function, whose text has an address.
     local = {
@@ -416,21 +375,21 @@ def is_main(plan: Plan) -> bool:
 def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
     """Give each rank its part of a training module; at the end, all ranks have whole weights again.
 
-    Does nothing unless the plan is `Sharded`. After an error the parts stay: a rank that fails
+    Does nothing unless the plan has a sharding. After an error the parts stay: a rank that fails
     alone must not wait for the others.
 
     Raises:
         ConfigError: a batch may leave parameters of the training module without a gradient.
     """
-    if not isinstance(plan, Sharded):
+    if plan.sharding is None:
         yield
         return
     if training_module.partial:
         message = "a step of this model may leave some parameters without a gradient"
         fix = "Set sharding=none: each rank then has the whole model."
-        raise ConfigError(
-            f"{message}, which ranks that share a model cannot", where="sharding", fix=fix
-        )
+        message += ", which ranks that share a model cannot"
+        raise ConfigError(message, where="sharding", fix=fix)
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     originals = {module: _Own(module) for module in training_module.modules()}
@@ -442,14 +401,10 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
     is_flat = sharding.over == "all" or machines == 1
     shape = (plan.world,) if is_flat else (machines, plan.local_world)
     axes = ("ranks",) if is_flat else ("machines", "ranks")
-    settings: dict[str, Any] = {
-        "mesh": mesh_of(device.type, shape, axes),
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if sharding.gathered == "bf16" else None,
-            reduce_dtype=torch.float32 if sharding.gathered == "bf16" else None,
-            cast_forward_inputs=False,
-        ),
-    }
+    _MESHES.append(init_device_mesh(device.type, shape, mesh_dim_names=axes))
+    dtypes = (torch.bfloat16, torch.float32) if sharding.gathered == "bf16" else (None, None)
+    policy = MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)
+    settings: dict[str, Any] = {"mesh": _MESHES[-1], "mp_policy": policy}
     _show_losses_to_torch()
     # Each of these is gathered by itself, and runs once in a forward pass.
     units = [u for m in training_module.modules() for u in getattr(m, "gathered_apart", ())]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -53,12 +53,6 @@ class Target:
 
     metric: str
     at_most: float
-
-    def check(self, evaluated: Iterable[str]) -> None:
-        """Raise ConfigError if the metric is not evaluated."""
-        if self.metric not in (names := list(evaluated)):
-            message = f"{self.metric!r} is not evaluated: there are {', '.join(names)}"
-            raise ConfigError(message, where="training.target.metric")
 
 
 @dataclass(frozen=True)
@@ -130,6 +124,13 @@ class Training:
             message = "is chosen by fine-tuning alone, and must be a duration here"
             raise ConfigError(message, where="training.until", fix='Set it, such as "3 epochs".')
         return self.until
+
+    def check_metrics(self, evaluated: Collection[str]) -> None:
+        """Raise ConfigError if a metric that selects the best or ends the run is not evaluated."""
+        for name, setting in {"keep.best": self.keep.best, "target": self.target}.items():
+            if setting is not None and setting.metric not in evaluated:
+                message = f"{setting.metric!r} is not evaluated: there are {', '.join(evaluated)}"
+                raise ConfigError(message, where=f"training.{name}.metric")
 
 
 def compute_as(encoder: Encoder, training: Training, device: torch.device) -> None:
@@ -256,10 +257,11 @@ class TrainingRun:
         phases: in order; the last one ends with the run.
         store: the checkpoints, in a folder or in memory.
         evaluation: metrics of the training module as it is, equal on all ranks.
-        peak: the highest possible speed, for comparison.
+        peak: the highest possible speed, in tokens a second, for comparison.
         rules: exceptions for single parameters.
         progress: receives the stage "training", the records in words, and those of evaluations.
         on_event: called on every rank after each step, report, evaluation and checkpoint.
+        history: (epochs, metrics) of each evaluation of this session.
 
     Raises:
         ConfigError: early stopping or a target has no metric that is evaluated.
@@ -271,10 +273,11 @@ class TrainingRun:
     plan: Plan
     store: Store
     evaluation: Evaluation | None = None
-    peak: meters.Peak | None = None
+    peak: float | None = None
     rules: optimizers.ParameterRules = optimizers.same_for_all
     progress: Progress = SILENT
     on_event: OnEvent = lambda event: None
+    history: list[tuple[float, Metrics]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         stopping, best = self.training.early_stopping, self.training.keep.best
@@ -428,12 +431,11 @@ class TrainingRun:
                 failed.callback(self._save, state)  # no step is lost to a failed evaluation
             with self._average.applied() if self._average else contextlib.nullcontext():
                 metrics = dict(self.evaluation(self.progress))
-            self.training.keep.check(metrics)
-            if self.training.target is not None:
-                self.training.target.check(metrics)
+            self.training.check_metrics(metrics)
             failed.pop_all()
         self._stopping.note(metrics)
         self._metrics, self._evaluated = metrics, state.steps
+        self.history.append((state.epochs, metrics))
         values = meters.progress_values(state) | metrics
         self._write(values)
         self.progress.message(f"evaluation {meters.record_text(values)}")

@@ -63,101 +63,19 @@ class RunTensors:
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
-@dataclass(frozen=True)
-class NewCheckpoint:
-    """A checkpoint that is about to be written.
-
-    Attributes:
-        record: the content of `progress.json`.
-        weights: by name. Whole ones are on the main rank alone.
-        parts: the optimizer's tensors that are in parts, by "optimizer/PARAMETER/NAME".
-        rest: the content of `state.pt`; of the main rank.
-        in_parts: whether each rank writes a file of its own.
-    """
-
-    folder: Path
-    plan: parallel.Plan
-    record: Mapping[str, Any]
-    weights: Mapping[str, Tensor]
-    parts: Mapping[str, Tensor]
-    rest: Mapping[str, Any]
-    in_parts: bool
-
-    def write(self) -> None:
-        """Write the checkpoint; called on all ranks.
-
-        Raises:
-            ResourceError: there is no room or no permission; earlier checkpoints are untouched.
-        """
-        if not self.in_parts:
-            if parallel.is_main(self.plan):
-                with replace_folder(self.folder, _MAKE_ROOM) as hidden:
-                    tensors = {name: value.contiguous() for name, value in self.weights.items()}
-                    save_file(tensors, hidden / WEIGHTS)
-                    self._write_rest(hidden, WHOLE, {WEIGHTS: file_digest(hidden / WEIGHTS)})
-                    # safetensors creates files that only their owner can read, whatever the umask.
-                    (hidden / WEIGHTS).chmod((hidden / STATE).stat().st_mode)
-            return
-        hidden = hidden_folder(self.folder)
-        with contextlib.ExitStack() as stack:
-            replaced = replace_folder(self.folder, _MAKE_ROOM)
-            parallel.from_main_rank(self.plan, lambda: stack.enter_context(replaced))
-            result: dict[str, str] | BothwaysError = {}
-            try:
-                with os_errors(self.folder, _MAKE_ROOM):
-                    hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
-                    self.write_parts(hidden)
-                    files = sorted((hidden / SHARDS).glob(f"__{self.plan.rank}_*"))
-                    if parallel.is_main(self.plan):
-                        files.append(hidden / SHARDS / ".metadata")  # the table of contents
-                    result = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
-            except BothwaysError as error:
-                result = error  # sent to the other ranks, which would wait for this one
-            gathered: list[Any] = [None] * self.plan.world
-            torch.distributed.all_gather_object(gathered, result)
-            for result in gathered:
-                if isinstance(result, BothwaysError):
-                    raise result
-            if parallel.is_main(self.plan):
-                digests = {name: digest for table in gathered for name, digest in table.items()}
-                self._write_rest(hidden, IN_PARTS, digests)
-
-    def write_parts(self, folder: Path) -> None:
-        """Write this rank's part; all ranks call this.
-
-        Raises:
-            OSError: on all ranks, if one cannot write.
-        """
-        tensors = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
-        writer = _writer(folder / SHARDS)
-        with _error_of_a_rank():
-            _dcp().save(tensors | dict(self.parts), storage_writer=writer)
-
-    def _write_rest(self, folder: Path, kind: int, digests: Mapping[str, str]) -> None:
-        """Write what is not in parts, and the manifest of all files last."""
-        with (folder / STATE).open("wb") as stream:
-            torch.save(dict(self.rest), stream)
-        _write_json(folder / PROGRESS, self.record)
-        files = {**digests, **{name: file_digest(folder / name) for name in (STATE, PROGRESS)}}
-        version = {"format": kind, "bothways": bothways.__version__}
-        _write_json(folder / MANIFEST, {**version, "files": files})
-
-
-def _write_json(file: Path, values: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
-
-
-def new_checkpoint(
+def save_checkpoint(
     run: Path,
     tensors: RunTensors,
     progress: RunState,
     metrics: Mapping[str, int | float],
     config: Mapping[str, Any],
-) -> NewCheckpoint:
-    """Collect the state of a run for a checkpoint in its folder; all ranks call this.
+) -> None:
+    """Write the state of a run as a checkpoint in its folder; all ranks call this.
+
+    The main rank writes whole tensors; of tensors in parts, each rank writes a file of its own.
 
     Raises:
-        ResourceError: there is no room for it.
+        ResourceError: there is no room or no permission; earlier checkpoints are untouched.
     """
     plan = tensors.plan
     # The generators' states by device type, one row a rank.
@@ -177,30 +95,92 @@ def new_checkpoint(
     state = tensors.training_module.trained_state()
     weights = {names[0]: state[names[0]] for names in _same_tensors(tensors.training_module)}
     moments = tensors.optimizer.state_dict()
-    in_parts = isinstance(plan, parallel.Sharded) and tensors.nbytes > WHOLE_BYTES
-    shards: dict[str, Tensor] = {}
-    if in_parts:
-        shards = {
+    of_parameters, folder = moments["state"], run / f"step-{progress.steps}"
+    rest = {
+        STATE: {"optimizer": moments, "random": random},
+        PROGRESS: {"progress": progress.to_json(), "metrics": dict(metrics), "config": config},
+    }
+    if plan.sharding is not None and tensors.nbytes > WHOLE_BYTES:
+        shards = {f"weights/{name}": tensor for name, tensor in weights.items()} | {
             f"optimizer/{number}/{name}": tensor
-            for number, values in moments["state"].items()
+            for number, values in of_parameters.items()
             for name, tensor in values.items()
             if parallel.is_part(tensor)
         }
         moments["state"] = {
             number: {n: value for n, value in values.items() if not parallel.is_part(value)}
-            for number, values in moments["state"].items()
+            for number, values in of_parameters.items()
         }
-    else:
-        keep = parallel.is_main(plan)
-        weights = {name: _gathered(tensor, keep) for name, tensor in weights.items()}
-        moments["state"] = {
-            number: {name: _gathered(value, keep) for name, value in values.items()}
-            for number, values in moments["state"].items()
-        }
-    rest = {"optimizer": moments, "random": random}
-    record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
-    folder = run / f"step-{progress.steps}"
-    return NewCheckpoint(folder, plan, record, weights, shards, rest, in_parts)
+        _save_parts(folder, plan, shards, rest)
+        return
+    keep = parallel.is_main(plan)
+    weights = {name: _gathered(tensor, keep) for name, tensor in weights.items()}
+    moments["state"] = {
+        number: {name: _gathered(value, keep) for name, value in values.items()}
+        for number, values in of_parameters.items()
+    }
+    if keep:
+        with replace_folder(folder, _MAKE_ROOM) as hidden:
+            save_file({n: value.contiguous() for n, value in weights.items()}, hidden / WEIGHTS)
+            _write_rest(hidden, rest, WHOLE, {WEIGHTS: file_digest(hidden / WEIGHTS)})
+            # safetensors creates files that only their owner can read, whatever the umask.
+            (hidden / WEIGHTS).chmod((hidden / STATE).stat().st_mode)
+
+
+def _save_parts(
+    folder: Path, plan: parallel.Plan, shards: Mapping[str, Tensor], rest: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint in parts; all ranks call this."""
+    hidden = hidden_folder(folder)
+    with contextlib.ExitStack() as stack:
+        replaced = replace_folder(folder, _MAKE_ROOM)
+        parallel.from_main_rank(plan, lambda: stack.enter_context(replaced))
+        result: dict[str, str] | BothwaysError = {}
+        try:
+            with os_errors(folder, _MAKE_ROOM):
+                hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
+                write_shards(hidden, shards)
+                files = sorted((hidden / SHARDS).glob(f"__{plan.rank}_*"))
+                if parallel.is_main(plan):
+                    files.append(hidden / SHARDS / ".metadata")  # the table of contents
+                result = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
+        except BothwaysError as error:
+            result = error  # sent to the other ranks, which would wait for this one
+        gathered: list[Any] = [None] * plan.world
+        torch.distributed.all_gather_object(gathered, result)
+        for result in gathered:
+            if isinstance(result, BothwaysError):
+                raise result
+        if parallel.is_main(plan):
+            digests = {name: digest for table in gathered for name, digest in table.items()}
+            _write_rest(hidden, rest, IN_PARTS, digests)
+
+
+def write_shards(folder: Path, shards: Mapping[str, Tensor]) -> None:
+    """Write this rank's part of tensors; all ranks call this.
+
+    Raises:
+        OSError: on all ranks, if one cannot write.
+    """
+    writer = _writer(folder / SHARDS)
+    with _error_of_a_rank():
+        _dcp().save(dict(shards), storage_writer=writer)
+
+
+def _write_rest(
+    folder: Path, rest: Mapping[str, Any], kind: int, digests: Mapping[str, str]
+) -> None:
+    """Write what is not in parts, and the manifest of all files last."""
+    with (folder / STATE).open("wb") as stream:
+        torch.save(rest[STATE], stream)
+    _write_json(folder / PROGRESS, rest[PROGRESS])
+    files = {**digests, **{name: file_digest(folder / name) for name in (STATE, PROGRESS)}}
+    version = {"format": kind, "bothways": bothways.__version__}
+    _write_json(folder / MANIFEST, {**version, "files": files})
+
+
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
 
 
 def load_weights(folder: Path, training_module: TrainingModule) -> None:

@@ -167,10 +167,6 @@ class StepRates:
         return 1 if interval is None else max(1, math.ceil(steps / interval - 1e-9))
 
 
-START = Cursor()
-"""The place before the first sequence."""
-
-
 @dataclass(frozen=True)
 class RunState:
     """What a run needs to continue, besides weights, optimizer and random state.
@@ -192,7 +188,7 @@ class RunState:
     tokens: int = 0
     epochs: float = 0.0
     seconds: float = 0.0
-    cursor: Cursor = START
+    cursor: Cursor = Cursor()
     phase: int = 0
     ends: tuple[Cursor, ...] = ()
     early: bool = False

@@ -48,8 +48,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Disentangled
 from bothways.training import optimizers
 from bothways.training.loop import arithmetic_of
-from bothways.training.meter import Peak
-from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
+from bothways.training.parallel import Plan, Sharding, all_gather
 from bothways.training.run import Training
 from bothways.training.schedules import WSD
 
@@ -131,10 +130,8 @@ def forward_flops(
         # An enhanced mask decoder is the last block twice more, with queries of its own; the second
         # time at predicted tokens.
         encoder += 2 * (blocks[-1] + 2 * h**2) - (1 - predicted) * tail
-    head_shares = [
-        1 / length if head.reads_one_token(config) else 1.0
-        for head in specification - {MaskedHead()}
-    ]
+    remaining = specification - {MaskedHead()}
+    head_shares = [1 / length if head.reads_one_token(config) else 1.0 for head in remaining]
     token_share = min(1.0, masked + max(head_shares, default=0.0))
     if specification <= {PoolerHead()} or (config.depth == 1 and convolution):
         token_share = 1.0  # all vectors are the result
@@ -183,9 +180,8 @@ def kept_floats(
         if device.type == "cpu":
             rate = config.dropout.attention if learning else 0.0
             dtype, features = devices.resolve_precision(precision, device), h // config.heads
-            call = dispatch.AttentionCall(
-                device, dtype, features, length, pattern, rate, learning, relative=relative
-            )
+            shape = device, dtype, features, length, pattern, rate, learning
+            call = dispatch.AttentionCall(*shape, relative=relative)
             compiled = dispatch.choose(call) == dispatch.Compiled()
         scores = config.heads * seen(pattern, length)
         if learning:
@@ -365,11 +361,8 @@ class MemoryDemand:
         if shards > 1:
             # GATHERED blocks, and all that is outside of blocks; of a frozen model no gradients.
             for weight_counts, size in ((self.counts, 2 * FLOAT), (self.frozen_counts, FLOAT)):
-                gathered += size * (
-                    GATHERED * weight_counts.largest
-                    + weight_counts.parameters
-                    - weight_counts.blocks
-                )
+                outside = weight_counts.parameters - weight_counts.blocks
+                gathered += size * (GATHERED * weight_counts.largest + outside)
         return MemoryPerRank(weights, gradients, moments, activations, frozen_bytes, gathered)
 
     def largest_microbatch(self, free: float, device: torch.device, shards: int = 1) -> int:
@@ -488,10 +481,10 @@ def choose_parallelism(
     "auto" lets them share it if whole copies do not fit (`MemoryDemand.fits`) in the memory of the
     rank with the least. All ranks call this; they are connected.
     """
-    if isinstance(plan, Single) or sharding is None:
+    if plan.world == 1 or sharding is None:
         return plan
     if sharding != "auto":
-        return shard(plan, sharding)
+        return replace(plan, sharding=sharding)
     free = devices.memory_available(device)
     # All ranks must choose alike: by the one with the least memory.
     local = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
@@ -503,7 +496,7 @@ def choose_parallelism(
         f"note: the {plan.world} ranks share one model: a step with a whole model may take {needed}"
         f" of memory, and {size_text(least)} are free"
     )
-    return shard(plan, Sharding())
+    return replace(plan, sharding=Sharding())
 
 
 def check_machine(
@@ -524,10 +517,8 @@ def check_machine(
         # A resumed run replaces the files that it has written.
         written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
         if needed > free_disk + sum(file.stat().st_size for file in written if file.is_file()):
-            message = (
-                f"{count} checkpoints and the model take {size_text(needed)}, "
-                f"but {size_text(free_disk)} are free"
-            )
+            message = f"{count} checkpoints and the model take {size_text(needed)}, "
+            message += f"but {size_text(free_disk)} are free"
             fix = "Make room, or choose a folder on another disk."
             findings.append(Finding("disk", "error", message, str(folder), fix))
     free = devices.memory_available(device)
@@ -612,9 +603,11 @@ def seconds_per_byte(folder: Path) -> float:
         return (time.perf_counter() - start) / len(content)
 
 
-def peak_of(forward: float, training: Training, device: torch.device, plan: Plan) -> Peak:
-    """Return the peak that the speed of a run is compared with: the operations of a step per token,
-    three times those of a `forward` pass, and the rate of matrix products of all ranks.
+def peak_of(forward: float, training: Training, device: torch.device, plan: Plan) -> float:
+    """Return the highest possible speed of a run, in tokens a second.
+
+    It is the rate of matrix products of all ranks over the operations of a step per token, three
+    times those of a `forward` pass.
     """
     rate = devices.gemm_rate(device, devices.resolve_precision(training.precision, device))
-    return Peak((1 + BACKWARD) * forward, rate * plan.world)
+    return rate * plan.world / ((1 + BACKWARD) * forward)

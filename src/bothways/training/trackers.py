@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core import errors
-from bothways.core.files import parse_object, replace_text
+from bothways.core.files import parse_object, read_utf8, replace_text
 from bothways.training.meter import Record
 from bothways.training.schedules import RunState
 
@@ -48,16 +48,9 @@ class JsonLines:
     """
 
     def __init__(self, file: Path, step: int) -> None:
-        try:
-            text = file.read_text(encoding="utf8") if step and file.exists() else ""
-        except UnicodeDecodeError as error:
-            fix = "Move it away: the run continues with new records."
-            raise errors.CheckpointError("is not UTF-8", where=file, fix=fix) from error
-        except OSError as error:
-            message = f"cannot be read: {error.strerror or error}"
-            fix = f"Look at the disk, then {errors.AGAIN}."
-            raise errors.ResourceError(message, where=file, fix=fix) from error
-        lines = []
+        fix = "Move it away: the run continues with new records."
+        exists = step and file.exists()
+        text, lines = read_utf8(file, errors.CheckpointError, fix) if exists else "", []
         # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
         # A last line without it was cut by a kill.
         for line in text.split("\n")[:-1]:

@@ -16,7 +16,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.families.longformer import LONGFORMER
 from bothways.model.heads import MaskedHead, TagHead
 from bothways.model.model import Model
-from bothways.training.parallel import Replicated, replicate
+from bothways.training.parallel import Plan, replicate
 from bothways.training.step_cost import forward_flops, seen
 from drawn_settings import draw_settings
 from family_peers import (
@@ -150,7 +150,7 @@ def test_ranks_agree_on_batches_with_global_tokens_and_without(tmp_path):
         "gloo", store=torch.distributed.FileStore(str(tmp_path / "s"), 1), rank=0, world_size=1
     )
     try:
-        replica = replicate(training_module, Replicated(0, 1, 0))
+        replica = replicate(training_module, Plan(0, 1, 0))
         for named in (None, torch.arange(9) == 0, None):
             replica(
                 Batch(torch.arange(9), torch.zeros(9, dtype=torch.int64), Layout.of([9]), {}, named)

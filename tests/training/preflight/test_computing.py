@@ -18,8 +18,7 @@ from bothways.pretraining import run as pre_training
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.forecast import predicted_share
 from bothways.training import parallel, run as loop, step_cost as computing
-from bothways.training.meter import Peak
-from bothways.training.parallel import Replicated, Single
+from bothways.training.parallel import Plan
 from bothways.training.schedules import RunState, Steps
 from bothways.training.step_cost import forward_flops
 from toy_folder import make_examples, make_folder, write_tsv
@@ -39,16 +38,15 @@ def measured(monkeypatch) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 6])
 def test_a_step_is_three_forward_passes_on_all_ranks(world):
-    plan = Single() if world == 1 else Replicated(0, world, 0)
-    assert computing.peak_of(100.0, FP32, CPU, plan) == Peak(300.0, world * RATE)
-    assert computing.peak_of(100.0, replace(FP32, precision="bf16"), CPU, plan) == Peak(
-        300.0, world * 2 * RATE
-    )
+    plan = Plan() if world == 1 else Plan(0, world, 0)
+    assert computing.peak_of(100.0, FP32, CPU, plan) == world * RATE / 300
+    bf16 = replace(FP32, precision="bf16")
+    assert computing.peak_of(100.0, bf16, CPU, plan) == world * 2 * RATE / 300
 
 
 def on_two_ranks(
     begin: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[Peak], list[torch.Tensor]]:
+) -> tuple[list[float], list[torch.Tensor]]:
     """What each rank of a run hands to the loop to compare with, and what it would draw there first."""
     peaks, draws = [], []
 
@@ -62,7 +60,7 @@ def on_two_ranks(
     monkeypatch.setattr(parallel, "connected", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(parallel, "require_agreement", lambda *_, **__: None)
     for rank in (0, 1):
-        monkeypatch.setattr(parallel, "plan_here", lambda rank=rank: Replicated(rank, 2, rank))
+        monkeypatch.setattr(parallel, "plan_here", lambda rank=rank: Plan(rank, 2, rank))
         begin()
     return peaks, draws
 
@@ -72,9 +70,6 @@ class Unasked(HeldOut):
 
     def __init__(self, *_: object) -> None:
         pass
-
-    def names(self) -> list[str]:
-        return []
 
 
 def test_ranks_that_pre_train_draw_by_their_number(corpus, tmp_path, monkeypatch):
@@ -91,7 +86,7 @@ def test_ranks_that_pre_train_draw_by_their_number(corpus, tmp_path, monkeypatch
         32,
         predicted_share(settings.objective),
     )
-    assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
+    assert peaks == [2 * RATE / (3 * forward)] * 2
     assert not torch.equal(*draws)
     torch.manual_seed(settings.seed + 1)
     assert torch.equal(torch.rand(4), draws[0])
@@ -109,7 +104,7 @@ def test_ranks_that_fine_tune_draw_by_their_number(tmp_path, monkeypatch):
     forward = forward_flops(
         ready.task_model.model.config, (LabelHead(2), PoolerHead()), sum(lengths) // len(lengths)
     )
-    assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
+    assert peaks == [2 * RATE / (3 * forward)] * 2
     assert not torch.equal(*draws)
     torch.manual_seed(settings.ordered_by + 1)
     assert torch.equal(torch.rand(4), draws[0])

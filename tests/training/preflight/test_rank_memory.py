@@ -58,9 +58,8 @@ def test_blocks_are_counted_apart_from_the_rest():
     two = dataclasses.replace(DEMAND, models=(*DEMAND.models, *DEMAND.models), shared=7)
     assert (two.counts.blocks, two.counts.largest) == (2 * DEPTH * BLOCK, BLOCK)
     assert two.parameters == 2 * DEMAND.parameters - 7
-    one, both = (
-        dataclasses.replace(each, losses=LossFloats()).memory(CPU) for each in (DEMAND, two)
-    )
+    demands = (dataclasses.replace(each, losses=LossFloats()) for each in (DEMAND, two))
+    one, both = (demand.memory(CPU) for demand in demands)
     assert both.total == 2 * one.total - 16 * 7
     assert two.saved == 12 * two.parameters
 
@@ -103,9 +102,8 @@ def test_the_moments_are_those_that_the_optimizer_keeps(optimizer):
         if value.shape == parameter.shape
     )
     training = dataclasses.replace(TRAINING, optimizer=optimizer)
-    demand = dataclasses.replace(
-        DEMAND, models=((encoder, (MaskedHead(), PairHead())),), training=training
-    )
+    models = ((encoder, (MaskedHead(), PairHead())),)
+    demand = dataclasses.replace(DEMAND, models=models, training=training)
     assert demand.memory(CPU).optimizer == kept
     assert demand.saved == 4 * demand.parameters + kept
     assert demand.memory(CPU, 4).optimizer == kept / 4
@@ -136,9 +134,8 @@ def test_the_largest_microbatch_is_the_last_that_fits(shards):
 
 def test_the_simplest_placement_that_fits_is_chosen():
     # Weights and moments outweigh the activations of few tokens, so that shards are smaller.
-    demand = dataclasses.replace(
-        DEMAND, models=((dataclasses.replace(ENCODER, depth=40), (MaskedHead(),)),), microbatch=128
-    )
+    models = ((dataclasses.replace(ENCODER, depth=40), (MaskedHead(),)),)
+    demand = dataclasses.replace(DEMAND, models=models, microbatch=128)
     whole = 1.001 * demand.memory(CPU).total / USABLE
     shard = 1.001 * demand.memory(CPU, 8).total / USABLE
     assert shard < whole
@@ -174,6 +171,7 @@ def test_each_remedy_of_a_refusal_fits():
 HOST = torch.device("cpu")
 LENGTH, SEQUENCES, ORDINARY = 64, 48, 1000
 TEACHER = EncoderConfig(ORDINARY, 128, 4, 2, 512)
+DISTILBERT = distillation.SoftTargets(), distillation.MaskedTokens(), distillation.CosineStates()
 
 
 @pytest.fixture(scope="module")
@@ -220,12 +218,7 @@ def settings_for(
 @pytest.mark.parametrize(
     ("width", "depth", "losses", "most"),
     [
-        (
-            128,
-            2,
-            (distillation.SoftTargets(), distillation.MaskedTokens(), distillation.CosineStates()),
-            1.25,
-        ),
+        (128, 2, DISTILBERT, 1.25),
         # The teacher's pass is the peak: a small student keeps less than a large block holds.
         (32, 1, (distillation.Relations(heads=4),), 1.4),
     ],
@@ -262,10 +255,8 @@ def test_a_pass_without_gradient_holds_what_the_widest_block_does(hidden, relati
     config = dataclasses.replace(TEACHER, intermediate_size=hidden)
     if relative:
         config = dataclasses.replace(config, position=Disentangled())
-    model, batch = (
-        Model(config, ()).eval(),
-        batch_for(distillation.Distillation("none", (distillation.CosineStates(),))),
-    )
+    model = Model(config, ()).eval()
+    batch = batch_for(distillation.Distillation("none", (distillation.CosineStates(),)))
     with torch.inference_mode():
         model.encoder(batch)
         held = peak(lambda: model.encoder(batch)) / 4 / batch.layout.tokens
@@ -273,9 +264,7 @@ def test_a_pass_without_gradient_holds_what_the_widest_block_does(hidden, relati
 
 
 def test_a_shard_holds_its_part_of_the_teacher(teacher):
-    demand: MemoryDemand = memory_demand(
-        settings_for(teacher, TEACHER, distillation.CosineStates())
-    )
+    demand = memory_demand(settings_for(teacher, TEACHER, distillation.CosineStates()))
     whole, shard = demand.memory(HOST), demand.memory(HOST, 4)
     assert shard.frozen == whole.frozen / 4
     alone = dataclasses.replace(demand, frozen=()).memory(HOST, 4)

@@ -47,7 +47,7 @@ from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
 from bothways.training.loop import Loop
 from bothways.training.optimizers import AdamW, build_optimizer
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from bothways.training.run import Training, compute_as
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import RunState, Steps
@@ -117,9 +117,7 @@ def ours(
     compute_as(training_module.model.encoder, training, device)
     batch = batch if device.type == "cpu" else batch.pinned()
     optimizer = build_optimizer(AdamW(), training_module.named_parameters())
-    loop = Loop(
-        RunTensors(training_module, optimizer, Single()), lambda _: 1.0, precision=precision
-    )
+    loop = Loop(RunTensors(training_module, optimizer, Plan()), lambda _: 1.0, precision=precision)
     step = TrainingStep((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
 
     def update() -> None:

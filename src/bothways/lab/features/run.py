@@ -60,7 +60,7 @@ from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.training.checkpoint import Best, Keep, MemoryStore
 from bothways.training.encoding_checks import check_model
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Single
+from bothways.training.parallel import Plan
 from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Epochs, Linear, RunState
 
@@ -479,19 +479,20 @@ def fit_features(
     budget = max(len(sequence) for sequence in source.sequences) * 64
     loader = Loader(source, unchanged, settings.batch, budget, settings.seed, Share())
     store, best = MemoryStore(), Best("f1", "highest")
-    state = TrainingRun(
+    training_run = TrainingRun(
         tagger,
         [TrainingPhase(settings.training.end, lambda state: loader.steps(state.cursor))],
         dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
-        Single(),
+        Plan(),
         store,
         evaluation=lambda _: data.task_model.score(tag_words(tagger, data)),
         progress=progress,
-    ).train()
+    )
+    state = training_run.train()
     store.load_best(tagger, best)
     mix = tagger.eval().mix
     shares = tuple(mix.weights.softmax(0).tolist()) if isinstance(mix, LayerSum) else ()
-    history = tuple((epochs, metrics["f1"]) for epochs, metrics in store.history)
+    history = tuple((epochs, metrics["f1"]) for epochs, metrics in training_run.history)
     return FeatureResult(settings.layers, tagger, store.metrics, history, shares, state)
 
 
