@@ -59,7 +59,7 @@ from bothways.hub.weight_files import (
 from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, Shape, to_file_names
-from bothways.model.heads import HEADS, Head, LabelHead, PoolerHead, TagHead, with_pooler
+from bothways.model.heads import HEADS, Head, PoolerHead, with_pooler
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
@@ -226,9 +226,7 @@ def load_model(
         logger.warning("%s: %s", folder, line)
     program = object_in(modules_folder(folder) / PROGRAM)
     model.kept = {"config.json": config.kept, PROGRAM: program}
-    with_labels = [
-        h for h in selected if isinstance(h, LabelHead | TagHead) and h.kind not in fresh
-    ]
+    with_labels = [h for h in selected if h.label_count is not None and h.kind not in fresh]
     labels = config.labels() if with_labels else ()
     record = object_in(folder / hf_config.RECORD)
     require_types(record, folder / hf_config.RECORD, untrained=list)
