@@ -49,7 +49,6 @@ class RelationExample:
     second: int
     label: str | None = None
     where: str = "an example"
-    text_b: ClassVar[str | None] = None
 
     @property
     def text(self) -> str:
