@@ -349,7 +349,8 @@ class Route:
         answer: type of an answer.
         summary: one line.
         kinds: tasks of models that answer; empty for all.
-        example: a request; None as `inputs` is an input of the task.
+        example: a request; None as `inputs` is the `sample` of the task.
+        computes: False for an answer that needs no model, and has no numbers of its computation.
     """
 
     request: type[RequestBody] | None
@@ -358,6 +359,7 @@ class Route:
     summary: str = ""
     kinds: tuple[str, ...] = ()
     example: Mapping[str, Any] = field(default_factory=lambda: {"inputs": None})
+    computes: bool = True
 
     def query(self, models: Models, body: Mapping[str, Any]) -> Any:
         """Read the body of a request; errors as `parse` and `read`."""
