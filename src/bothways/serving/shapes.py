@@ -56,6 +56,7 @@ from bothways.tasks.predictions import (
 )
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 from bothways.tasks.sentence_embedding.vectors import quantize
+from bothways.tasks.text_task import TextTask
 
 Schema = dict[str, Any]
 R = TypeVar("R", bound="Fields")
@@ -492,12 +493,13 @@ def own(kind: str) -> Route:
 CLASSIFIERS = tuple(
     kind
     for kind, task in ALL_TASKS.items()
-    if issubclass(
+    if issubclass(task, TextTask)
+    and issubclass(
         prediction_type(task),
         ClassPrediction | MultilabelPrediction | ScorePrediction | RankPrediction,
     )
 )
-"""The tasks whose predictions `label_scores` writes."""
+"""The tasks on texts and pairs whose predictions `label_scores` writes."""
 
 
 class LabelScore(TypedDict):
