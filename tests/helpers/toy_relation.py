@@ -87,6 +87,7 @@ class RelationHead(TagHead):
     kind: Literal["relation"] = "relation"
     title: ClassVar[str] = "relation head"
     suffix: ClassVar[str | None] = None
+    reads_batch: ClassVar[bool] = False
 
     def build(self, config: EncoderConfig) -> nn.Module:
         return RelationOutput(config, self.count)

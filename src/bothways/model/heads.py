@@ -263,6 +263,9 @@ class HeadValue:
     of_sequences: ClassVar[bool] = False
     """Whether it returns a row for each sequence, not for each token."""
 
+    reads_batch: ClassVar[bool] = True
+    """Whether `Model.outputs` computes it; one that reads more is called by its task model."""
+
     @property
     def outputs(self) -> int | None:
         """Outputs per row; None for one per token of the vocabulary, and for vectors."""
