@@ -329,6 +329,7 @@ def _read_state(
     return state
 
 
+@checked
 def save_model(  # noqa: PLR0913 – one independent value per kind of content
     folder: str | Path,
     model: Model,
@@ -351,7 +352,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         folder: the path; an existing folder must hold nothing but a model.
         model: its weights are saved in fp32.
         tokenizer: the tokenizer that the model was trained with.
-        labels: names of the outputs of the label or tag head; empty means LABEL_0, LABEL_1 …
+        labels: names of the outputs of the head that counts them; empty means LABEL_0, LABEL_1 …
         problem: the purpose of the label head.
         card: the content of `README.md`.
         extra: the content of `bothways.json`: tuned thresholds, the training's record. JSON only.
@@ -364,6 +365,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         The class of transformers that the folder is for, or a stand-in with `own=True`.
 
     Raises:
+        ConfigError: the folder is not a text or a path.
         FolderError: the labels do not fit the outputs, the tokenizer has more ids than the
             embedding has rows, or the folder holds something else.
         ResourceError: the disk is full or writing is not permitted; an older model is kept.
