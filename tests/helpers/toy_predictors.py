@@ -64,9 +64,11 @@ def predictor(
         LabelHead(len(labels)),
         TagHead(3),
     )
+    kinds = {head.kind for head in heads}
+    further = [head for head in definition.heads(labels, None) if head.kind not in kinds]
     loaded = load_model(folder)
     torch.manual_seed(4)
-    model = Model(loaded.model.config, heads, loaded.model.encoder).to(device)
+    model = Model(loaded.model.config, (*heads, *further), loaded.model.encoder).to(device)
     task_model = definition.bind(model, loaded.tokenizer(), labels, length)
     return Predictor(
         task_model, precision, batch_invariant=batch_invariant, reopen=lambda: task_model

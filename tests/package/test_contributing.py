@@ -14,7 +14,7 @@ import pytest
 
 import bothways
 from bothways.cli import main
-from bothways.model.heads import LabelHead, MaskedHead
+from bothways.model.heads import HEADS, LabelHead, MaskedHead
 from bothways.model.model import Model
 from bothways.serving import app
 from bothways.serving.routes import ROUTES
@@ -55,6 +55,11 @@ def test_the_route_answers_refuses_and_is_described(tmp_path, monkeypatch):
         refusal = httpx.post(f"{url}/norms", json={"inputs": "good", "axis": 1})
         assert (refusal.status_code, refusal.json()["error"]["param"]) == (422, "axis")
         assert "/norms" in httpx.get(f"{url}/openapi.json").json()["paths"]
+
+
+def test_a_suffix_is_of_one_head():
+    suffixes = [head.suffix for head in HEADS.values() if head.suffix is not None]
+    assert len({*suffixes}) == len(suffixes)
 
 
 def test_the_entry_of_the_command_has_the_form_of_the_others():
