@@ -323,7 +323,7 @@ def test_each_text_has_its_vector_of_the_guide(model):
     task = SentenceEmbeddingTask(long_texts="windows")
     rows = [*with_negatives(5, 3), {"anchor": "old men " * 12, "positive": "rain"}]
     data = label(task, opened.tokenizer(), [task.example(row) for row in rows], [], 16)
-    guided = with_guide_vectors(data, str(model), torch.device("cpu"))
+    guided = with_guide_vectors(data, str(model), torch.device("cpu"), "fp32")
     predictor = bothways.load(model, "embed", device="cpu", normalised=True)
     for example, item in zip(guided.train_examples, guided.train, strict=True):
         for text, windows in zip(example.all_texts, item.by_text(item.sequences), strict=True):
