@@ -57,9 +57,12 @@ def predictor(
         "tag": ("O", "B-X", "I-X"),
     }.get(name, ("neg", "pos"))
     heads = (PoolerHead(), MaskedHead(), SpanHead(), ChoiceHead(), LabelHead(len(labels)))
+    kinds = {head.kind for head in (*heads, TagHead(3))}
+    further = [head for head in definition.heads(labels, None) if head.kind not in kinds]
     loaded = load_model(folder)
     torch.manual_seed(4)
-    model = Model(loaded.model.config, (*heads, TagHead(3)), loaded.model.encoder).to(device)
+    heads = (*heads, TagHead(3), *further)
+    model = Model(loaded.model.config, heads, loaded.model.encoder).to(device)
     task_model = definition.bind(model, loaded.tokenizer(), labels, length)
     return Predictor(
         task_model, precision, batch_invariant=batch_invariant, reopen=lambda: task_model

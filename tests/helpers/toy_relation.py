@@ -49,7 +49,6 @@ class RelationExample:
     second: int
     label: str | None = None
     where: str = "an example"
-    text_b: ClassVar[str | None] = None
 
     @property
     def text(self) -> str:
@@ -88,6 +87,7 @@ class RelationHead(TagHead):
     kind: Literal["relation"] = "relation"
     title: ClassVar[str] = "relation head"
     suffix: ClassVar[str | None] = None
+    reads_batch: ClassVar[bool] = False
 
     def build(self, config: EncoderConfig) -> nn.Module:
         return RelationOutput(config, self.count)
@@ -210,5 +210,8 @@ def serve_once(folder: Path, rows: list[dict[str, Any]], file: Path) -> None:
     loaded = load_model(folder, heads=(RelationHead(2),))
     task_model = RelationTask().bind(loaded.model, loaded.tokenizer(), loaded.labels, 12)
     with running(App({"toy": ServedModel("toy", Predictor(task_model))})) as url:
+        routes = httpx.get(url + "/openapi.json").json()["paths"]
+        assert "/relation" in routes
+        assert "/predict" not in routes, "it takes texts and pairs alone"
         response = httpx.post(url + "/relation", json={"inputs": rows})
         file.write_text(response.raise_for_status().text)

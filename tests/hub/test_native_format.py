@@ -3,13 +3,14 @@
 import json
 import random
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch import nn
 
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
@@ -164,6 +165,25 @@ def test_what_no_family_has_is_ours(config, heads, labels, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "bothways, bothways.Model" in text.replace("\n", "")
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,}" in text
+
+
+@dataclass(frozen=True)
+class CountedHead(PairHead):
+    """A head with labels that is neither of texts nor of tokens."""
+
+    count: int = 3
+    kind: Literal["counted"] = "counted"
+
+    def build(self, config):
+        return nn.Linear(2 * config.width, self.count)
+
+
+def test_labels_name_the_outputs_of_any_head_that_counts_them(tmp_path):
+    model, labels = Model(EncoderConfig(VOCAB, 8, 1, 2, 16), [CountedHead()]), ("a", "b", "c")
+    save_model(tmp_path / "saved", model, labels=labels)
+    assert load_model(tmp_path / "saved", heads=[CountedHead()]).labels == labels
+    with pytest.raises(FolderError, match=r"2 labels for 3 outputs: a, b"):
+        save_model(tmp_path / "other", model, labels=labels[:2])
 
 
 ENCODER = r"bothways\.encoder"

@@ -16,6 +16,7 @@ from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import EncoderConfig, Own, Readout
 from bothways.model.heads import (
+    HEADS,
     ChoiceHead,
     Head,
     LabelHead,
@@ -175,13 +176,15 @@ def test_a_prepared_model_has_attentions_and_a_longformer_gradients_through_them
     assert model.encoder.blocks[-1].attention.global_qkv.weight.grad.abs().max() > 0
 
 
-def test_what_a_model_cannot_compute_is_one_message():
+def test_what_a_model_cannot_compute_is_one_message(monkeypatch):
     config = draw_config(5, "post")
     model, text = Model(config, [TagHead(3), RelationHead(3)]), draw_input(config, [3])
     assert list(model(text.batch).logits) == ["tags"]
+    monkeypatch.setitem(HEADS, "relation", RelationHead)  # as if it were one of the library
+    assert list(model(text.batch).logits) == ["tags"]
     with pytest.raises(ConfigError, match=r"heads: .* no head 'masked'; it has tags, relation"):
         model(text.batch, heads=["masked"])
-    with pytest.raises(ConfigError, match="'relation' is not one of the library"):
+    with pytest.raises(ConfigError, match="'relation' is computed by its task model alone"):
         model(text.batch, heads=["relation"])
     with pytest.raises(ConfigError, match=r"not a str\n.*model\.tokenizer\.batch\(texts\)"):
         model._check("a text")  # types are checked earlier in tests

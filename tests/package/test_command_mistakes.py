@@ -85,6 +85,7 @@ def test_nothing_is_suggested_that_only_looks_alike(option):
         ("finetune --num-train-epochs=3 m d.tsv", "finetune --epochs 3 m d.tsv"),
         ("finetune m d.tsv --max_length 64", "finetune m d.tsv --max-length 64"),
         ("finetune m d.tsv --patience 3", "finetune m d.tsv patience=3"),
+        ("pretrain c --objective masked_lm", "pretrain c objective=masked_lm"),
         ("pretrain c --max-steps 100 --out run", "pretrain c --until '100 steps' --out run"),
         ("describe bert-tiny --lr 3", "describe bert-tiny --lr 3"),
         ("finetune m d.tsv --text=a --lr 1 --nonsense 1", "finetune m d.tsv --text=a --lr 1 --nonsense 1"),

@@ -1,5 +1,6 @@
 """The code in CONTRIBUTING.md runs, and does what the text around it says."""
 
+import ast
 import re
 import sys
 import textwrap
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 import bothways
-from bothways.model.heads import LabelHead, MaskedHead
+from bothways.cli import main
+from bothways.model.heads import HEADS, LabelHead, MaskedHead
 from bothways.model.model import Model
 from bothways.serving import app
 from bothways.serving.routes import ROUTES
@@ -53,6 +55,17 @@ def test_the_route_answers_refuses_and_is_described(tmp_path, monkeypatch):
         refusal = httpx.post(f"{url}/norms", json={"inputs": "good", "axis": 1})
         assert (refusal.status_code, refusal.json()["error"]["param"]) == (422, "axis")
         assert "/norms" in httpx.get(f"{url}/openapi.json").json()["paths"]
+
+
+def test_a_suffix_is_of_one_head():
+    suffixes = [head.suffix for head in HEADS.values() if head.suffix is not None]
+    assert len({*suffixes}) == len(suffixes)
+
+
+def test_the_entry_of_the_command_has_the_form_of_the_others():
+    [entry] = re.findall(r'`"linecount": (\(.*?\))`', PAGE)
+    others = [other for group in main._COMMANDS.values() for other in group.values()]
+    assert {len(other) for other in others} == {len(ast.literal_eval(entry))}
 
 
 def test_the_command_counts_with_progress(tmp_path, monkeypatch, capsys):

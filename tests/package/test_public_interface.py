@@ -135,6 +135,7 @@ def test_columns_are_named_as_the_advice_says(place):
         (lambda: bothways.load("x", length="12"), r"^length: must be a whole number or None, not"),
         (lambda: bothways.load("x", length=True), r"^length: .* not True"),
         (lambda: bothways.load(None), r"^folder: must be a text or a path, not NoneType"),
+        (lambda: bothways.save_model(bothways, "folder"), r"^folder: must be .* path, not module"),
         (lambda: bothways.load("x", "classify", precision=3), r"^precision: unknown"),
         (lambda: bothways.load("x" * 300), r"config\.json: is longer than"),
         (lambda: bothways.finetune("x", [], folds=2.5), r"^folds: .* not 2\.5"),

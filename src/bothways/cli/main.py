@@ -316,7 +316,7 @@ SETTABLE = {"pretrain", "adapt", "finetune", "distil", "sweep", "plan", "feature
 """Commands with settings of a training run."""
 _OPTIONS = {"output_dir": "--out", "vocab_size": "--size"}
 """Names of other libraries that mean an option."""
-_SETTINGS = {"seed", "dropout", "length", "metric"}
+_SETTINGS = {"seed", "dropout", "length", "metric", "objective"}
 """Settings without a dotted path and without a shorthand."""
 _MEANT_COMMANDS = {
     "train": ["finetune", "pretrain", "tokenizer train"],

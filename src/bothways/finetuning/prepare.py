@@ -43,7 +43,7 @@ from bothways.hub.provenance import digest_of_model, without_places
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.static_embedding import StaticEncoder, static_folder
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import Head, LabelHead, TagHead
+from bothways.model.heads import Head
 from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
@@ -276,9 +276,10 @@ def _task_model(
         message = f"{lacks}: it must be one of {', '.join(directions)}"
         raise ConfigError(message, where="metric", fix=f"Set metric={task.metric}.")
     for head in task.heads(labels, None):
-        if labels and isinstance(head, LabelHead | TagHead) and head.count != len(labels):
-            outputs = quantity(head.count, "output(s)")
-            message = f"{task.name} has {count}, and its head {head.kind!r} {outputs}"
+        outputs = head.label_count
+        if labels and outputs is not None and outputs != len(labels):
+            message = f"{task.name} has {count}, and its head {head.kind!r} "
+            message += quantity(outputs, "output(s)")
             raise ConfigError(message, where="task", fix="A task names each output by a label.")
     if isinstance(task, SentenceEmbeddingTask) and task.compares and settings.batch.n == 1:
         message = "the loss compares the examples of a batch, and this has one"

@@ -35,7 +35,7 @@ from bothways.model.families.family import (
     read_number,
 )
 from bothways.model.families.weight_names import KeyTable, Rename
-from bothways.model.heads import HEADS, ChoiceHead, Head, LabelHead, TagHead
+from bothways.model.heads import HEADS, ChoiceHead, Head
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 
@@ -112,7 +112,7 @@ class HFConfig:
             message = "id2label must name the outputs 0, 1, 2 … and nothing else, "
             message += f"not {names!r:.80}"
             raise FolderError(message, where=self.where)
-        outputs = [h.count for h in self.heads or () if isinstance(h, LabelHead | TagHead)]
+        outputs = [h.label_count for h in self.heads or () if h.label_count is not None]
         default = len(names) if names is not None else max(outputs, default=0) or 2
         count = default
         if self.raw.get("num_labels") is not None:
@@ -168,7 +168,7 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
     if raw.get("model_type") == NATIVE:
         encoder, heads = read_native(raw, file, custom)
         config = _native_config(raw, file, encoder, heads)
-        counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
+        counts = {head.label_count for head in heads if head.label_count is not None}
         if "id2label" in raw and counts != {len(config.labels())}:
             count, outputs = len(config.labels()), sorted(counts) or "none"
             message = f"id2label names {count} outputs, and the heads have {outputs}"
@@ -276,9 +276,9 @@ def write_hf_config(
     kind = None if tokenizer is None else tokenizer.kind
     family = family_for(config, kind, kept_settings.get("model_type"))
     architecture = None if family is None else family.architecture_with(model.heads)
-    heads = (h for h in model.specification if isinstance(h, LabelHead | TagHead | ChoiceHead))
+    heads = (h for h in model.specification if h.label_count or isinstance(h, ChoiceHead))
     head = next(heads, None)
-    count = head.count if isinstance(head, LabelHead | TagHead) else 0
+    count = 0 if head is None else head.label_count or 0
     if problem == "single_label_classification" and count == 1:
         message = "single-label classification needs two outputs or more, and the head has one"
         fix = "Give the head two outputs, or set the problem to regression."
@@ -311,8 +311,9 @@ def write_hf_config(
     # A head's own dropout as settings of `config.json`, and of `bothways.json`.
     key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
     dropouts, record = dict[str, Any](), dict[str, Any]()
-    if head is not None and not (head.dropout is None and default is None):
-        rate = model.config.head_dropout if head.dropout is None else head.dropout
+    own_dropout: float | None = getattr(head, "dropout", None)
+    if head is not None and not (own_dropout is None and default is None):
+        rate = model.config.head_dropout if own_dropout is None else own_dropout
         dropouts, record = ({key: rate}, {}) if key else ({}, {DROPOUTS: {head.kind: rate}})
     raw = {
         **({} if architecture in family.classless else {"architectures": [architecture.name]}),

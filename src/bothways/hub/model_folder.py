@@ -59,7 +59,7 @@ from bothways.hub.weight_files import (
 from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, Shape, to_file_names
-from bothways.model.heads import HEADS, Head, LabelHead, PoolerHead, TagHead, with_pooler
+from bothways.model.heads import HEADS, Head, PoolerHead, with_pooler
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
@@ -226,9 +226,7 @@ def load_model(
         logger.warning("%s: %s", folder, line)
     program = object_in(modules_folder(folder) / PROGRAM)
     model.kept = {"config.json": config.kept, PROGRAM: program}
-    with_labels = [
-        h for h in selected if isinstance(h, LabelHead | TagHead) and h.kind not in fresh
-    ]
+    with_labels = [h for h in selected if h.label_count is not None and h.kind not in fresh]
     labels = config.labels() if with_labels else ()
     record = object_in(folder / hf_config.RECORD)
     require_types(record, folder / hf_config.RECORD, untrained=list)
@@ -331,6 +329,7 @@ def _read_state(
     return state
 
 
+@checked
 def save_model(  # noqa: PLR0913 – one independent value per kind of content
     folder: str | Path,
     model: Model,
@@ -353,7 +352,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         folder: the path; an existing folder must hold nothing but a model.
         model: its weights are saved in fp32.
         tokenizer: the tokenizer that the model was trained with.
-        labels: names of the outputs of the label or tag head; empty means LABEL_0, LABEL_1 …
+        labels: names of the outputs of the head that counts them; empty means LABEL_0, LABEL_1 …
         problem: the purpose of the label head.
         card: the content of `README.md`.
         extra: the content of `bothways.json`: tuned thresholds, the training's record. JSON only.
@@ -366,6 +365,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         The class of transformers that the folder is for, or a stand-in with `own=True`.
 
     Raises:
+        ConfigError: the folder is not a text or a path.
         FolderError: the labels do not fit the outputs, the tokenizer has more ids than the
             embedding has rows, or the folder holds something else.
         ResourceError: the disk is full or writing is not permitted; an older model is kept.

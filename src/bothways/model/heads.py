@@ -263,11 +263,19 @@ class HeadValue:
     of_sequences: ClassVar[bool] = False
     """Whether it returns a row for each sequence, not for each token."""
 
+    reads_batch: ClassVar[bool] = True
+    """Whether `Model.outputs` computes it; one that reads more is called by its task model."""
+
     @property
     def outputs(self) -> int | None:
         """Outputs per row; None for one per token of the vocabulary, and for vectors."""
-        outputs: int | None = getattr(self, "count", self.fixed_outputs)
-        return outputs
+        return self.fixed_outputs if self.label_count is None else self.label_count
+
+    @property
+    def label_count(self) -> int | None:
+        """Outputs that labels name, the field `count`; None for a head without this field."""
+        count: int | None = getattr(self, "count", None)
+        return count
 
     def build(self, config: EncoderConfig) -> nn.Module:
         """Return a new module; ConfigError if the encoder has nothing that the head could read."""

@@ -446,7 +446,9 @@ class Model(nn.Module):
         return [
             value.kind
             for value in self.specification
-            if value.outputs is not None and HEADS.get(value.kind) is type(value)
+            if value.outputs is not None
+            and value.reads_batch
+            and HEADS.get(value.kind) is type(value)
         ]
 
     def _check(self, batch: object) -> None:
@@ -485,7 +487,7 @@ class Model(nn.Module):
             pooled: the output of the pooler, where it has been computed already.
 
         Raises:
-            ConfigError: the model does not have the head, or it is not one of the library.
+            ConfigError: the model does not have the head, or a task model alone computes it.
         """
         if kind not in self.heads:
             message = f"the model has no head {kind!r}; it has {', '.join(self.heads) or 'none'}"
@@ -513,7 +515,7 @@ class Model(nn.Module):
             case head_modules.LinearOutput() | head_modules.OwnOutput() | head_modules.DeepOutput():
                 result = head(hidden.last)
             case _:
-                message = f"the head {kind!r} is not one of the library"
+                message = f"the head {kind!r} is computed by its task model alone"
                 raise ConfigError(
                     message, where="heads", fix=f"Call model.heads[{kind!r}] yourself."
                 )

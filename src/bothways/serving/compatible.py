@@ -443,6 +443,7 @@ TOKENIZE = shapes.Route(
     list[list[TextToken]],
     "TEI: the tokens of texts",
     example={"inputs": "a dog barks"},
+    computes=False,
 )
 """The route `/tokenize`, which needs no queue."""
 

@@ -33,13 +33,6 @@ ROUTES: dict[str, Route] = {
 
 JSON = "application/json"
 TEXT: Schema = {"type": "string"}
-EXAMPLES: dict[str, Any] = {
-    "choice": {"context": "It rained.", "endings": ["She took an umbrella.", "She ate."]},
-    "answer": {"question": "Who wrote it?", "context": "Ada Lovelace wrote it in 1843."},
-    "prefer": [["the cats sleep", "the cats sleeps"]],
-    "rerank": [["who sleeps?", "the cat sleeps"]],
-}
-"""Inputs by task, where a text is none."""
 CODES = [code for code in STATUS if code != "client_left"]
 """The codes that a client can receive."""
 HEADERS = {
@@ -157,11 +150,11 @@ def _post(
 ) -> dict[str, Any]:
     example, names = dict(route.example), [model.name for model in fitting]
     if example.get("inputs", "") is None:
-        tokenizer = fitting[0].task_model.tokenizer
-        text = "the cat sleeps in London"
-        if fitting[0].kind == "fill":
-            text = f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
-        example["inputs"] = EXAMPLES.get(fitting[0].kind, text)
+        task, tokenizer = fitting[0].task_model.task, fitting[0].task_model.tokenizer
+        sample = task.sample
+        if task.name == "fill":
+            sample = f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
+        example["inputs"] = sample
     if path == "/search":
         example["index"] = next(iter(models.indexes))
     routes = [route]
@@ -183,7 +176,7 @@ def _post(
     headers = {
         name: {"description": text, "required": path != "/explain", "schema": TEXT}
         for name, text in HEADERS.items()
-        if path != "/tokenize"
+        if route.computes
     }
     content, limits = {JSON: {"schema": build_schema(answer, schemas)}}, models.limits
     bounds = f"At most {limits.texts:,} inputs of {limits.text_characters:,} characters each."

@@ -50,6 +50,7 @@ from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 from bothways.tasks.sentence_embedding.vectors import quantize
+from bothways.tasks.text_task import TextTask
 
 Schema = dict[str, Any]
 T = TypeVar("T")
@@ -320,7 +321,8 @@ class Route:
         answer: type of an answer.
         summary: one line.
         kinds: tasks of models that answer; empty for all.
-        example: a request; None as `inputs` is an input of the task.
+        example: a request; None as `inputs` is the `sample` of the task.
+        computes: False for an answer that needs no model, and has no numbers of its computation.
     """
 
     request: type[RequestBody] | None
@@ -329,6 +331,7 @@ class Route:
     summary: str = ""
     kinds: tuple[str, ...] = ()
     example: Mapping[str, Any] = field(default_factory=lambda: {"inputs": None})
+    computes: bool = True
 
     def query(self, models: Models, body: Mapping[str, Any]) -> Any:
         """Read the body of a request; errors as `parse` and `read`."""
@@ -442,9 +445,11 @@ def own(kind: str) -> Route:
 
 _SCORED = p.ClassPrediction | p.MultilabelPrediction | p.ScorePrediction | p.RankPrediction
 CLASSIFIERS = tuple(
-    kind for kind, task in ALL_TASKS.items() if issubclass(p.prediction_type(task), _SCORED)
+    kind
+    for kind, task in ALL_TASKS.items()
+    if issubclass(task, TextTask) and issubclass(p.prediction_type(task), _SCORED)
 )
-"""The tasks whose predictions `label_scores` writes."""
+"""The tasks on texts and pairs whose predictions `label_scores` writes."""
 
 
 class LabelScore(TypedDict):

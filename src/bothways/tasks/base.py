@@ -161,6 +161,7 @@ class Task(Generic[E, P]):
             where it cannot; "{needed}" is the length that holds nearly all texts, "{limit}"
             for the maximum length of the model.
         problem: the `problem_type` of transformers, for tasks that share the label head.
+        sample: an input as a predictor takes it, for the OpenAPI document.
         model_class: the class that binds the task to a model.
     """
 
@@ -173,6 +174,7 @@ class Task(Generic[E, P]):
     problem: ClassVar[
         Literal["single_label_classification", "multi_label_classification", "regression"] | None
     ] = None
+    sample: ClassVar[Any] = "the cat sleeps in London"
     model_class: ClassVar[type[TaskModel[Any, Any]]]
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:

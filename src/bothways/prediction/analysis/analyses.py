@@ -39,7 +39,9 @@ POINTS = 1000
 def _shown(
     example: TextExample | MultilabelExample, truth: str, answers: list[s.ReportGuess]
 ) -> s.ReportExample:
-    texts = [example.text] if example.text_b is None else [example.text, " ‖ ", example.text_b]
+    # Examples of further tasks have the same answer, and need not have a second text.
+    second = getattr(example, "text_b", None)
+    texts = [example.text] if second is None else [example.text, " ‖ ", second]
     return s.ReportExample([*map(base.clip, texts)], truth, answers, example.where)
 
 

@@ -96,6 +96,8 @@ class _ModelGraph(encoder_graph.EncoderGraph):
                 if isinstance(head, head_modules.MaskedOutput) and head.position is not None:
                     x = self.decode(layers[-2], head.position.weight)
                 self.output("logits", self._rows(head, x), ROWS, LENGTH, count)
+            case _:
+                assert_never(kind)
 
     def _rows(self, head: nn.Module, x: str) -> str:
         """Apply a head to vectors of tokens, or to pooled ones."""

@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -129,6 +129,10 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
     metric = "accuracy"
     metrics = base.directions("accuracy", lowest="loss")
     window = 1024
+    sample: ClassVar[Any] = {
+        "context": "It rained.",
+        "endings": ["She took an umbrella.", "She ate."],
+    }
 
     column_table = TABLE
 

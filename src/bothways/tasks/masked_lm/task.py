@@ -39,7 +39,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -463,6 +463,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     metric = "accuracy"
     metrics = base.directions("accuracy")
     window = 128
+    sample: ClassVar[Any] = [["the cats sleep", "the cats sleeps"]]
     model_class = PairScorer
     check_binding = check_direction
 

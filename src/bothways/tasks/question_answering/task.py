@@ -174,6 +174,10 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     metrics = base.directions("f1", "em", "f1_best")
     length = 384
     window = 1024
+    sample: ClassVar[Any] = {
+        "question": "Who wrote it?",
+        "context": "Ada Lovelace wrote it in 1843.",
+    }
     truncation_advice: ClassVar[tuple[str, str]] = (
         "Long contexts are read in windows; to read more of a question, set task.query.",
     ) * 2

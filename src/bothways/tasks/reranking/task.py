@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -118,6 +118,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
     metric = "ndcg@10"
     metrics = base.directions(*RANKING)
     window = 64
+    sample: ClassVar[Any] = [["who sleeps?", "the cat sleeps"]]
 
     column_table = TABLE
     objects = True
