@@ -399,7 +399,7 @@ def show(  # noqa: PLR0913 – one option per question
         fix = "Add --layer N." if layer is None else "Leave it out: a page or JSON has all heads."
         raise ConfigError(message, where="head", fix=fix)
     if out is not None:
-        check_output_path(out, [source])
+        check_output_path(out, [source, *([] if config is None else [config])])
     shown = bothways.show(
         [source, *corpora] if corpora else source,
         *texts,

@@ -152,7 +152,8 @@ def predict_files(
                 fix = f"Choose another folder: {argument(out='FOLDER')}."
                 raise DataError("is in the folder of the output", where=name, fix=fix)
         return _predict_parts(request, out, processes, threads, progress)
-    files.check_output_path(out, request.files)
+    for output in (out, rejects_file(out)):
+        files.check_output_path(output, request.files)
     spans = request.form == "spans" and out.suffix == ".jsonl"
     form: PartFormat = "spans" if spans else SUFFIXES[out.suffix]
     if request.form not in (None, form):
