@@ -530,6 +530,7 @@ def test_mistakes_with_an_index_in_memory(tmp_path, model, monkeypatch):
         (lambda: index.search("a", model=bothways.load(model, "fill")), "model"),
         (lambda: index.search("a", k=0), "k"),
         (lambda: bothways.search(index, "a", top=0), "top"),
+        (lambda: index.search("a", depth=7), "depth"),
     ]
     for call, where in calls:
         with pytest.raises(BothwaysError) as caught:
