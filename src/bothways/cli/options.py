@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn,
 from cyclopts import Parameter
 
 from bothways.core.config.values import is_integer, split_overrides
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, is_interruption
 from bothways.core.files import is_url
 from bothways.core.progress import announce, terminal_progress
 from bothways.core.terminal import output_console, show_lines, write_stderr
@@ -309,11 +309,13 @@ def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
     try:
         with terminal_progress() as progress:
             yield progress
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ValueError) as error:
+        if not is_interruption(error):
+            raise
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
         left = "Nothing is finished, and nothing is left behind."
         if out.is_file() or any(out.glob("*")):
             left = f"{subject} is kept in {out}; run the same command to continue."
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
         try:
             write_stderr(f"Stopped. {left}")
         finally:
