@@ -231,10 +231,11 @@ _SETTINGS = {"objective", "seed", "until"}
 
 def is_word(word: str) -> bool:
     """Decide whether an argument is a text of one word: "node.js", but not "queries.txt" or "-"."""
-    from bothways.data.tables import SUFFIXES
+    from bothways.data.tables import HUB, SUFFIXES
     from bothways.data.text_io import suffix_of
 
-    return word != "-" and suffix_of(word) not in SUFFIXES and not os.path.exists(word)
+    is_source = word == "-" or word.startswith(HUB) or suffix_of(word) in SUFFIXES
+    return not is_source and not os.path.exists(word)
 
 
 def argument_text(words: tuple[str, ...]) -> str | None:
