@@ -136,6 +136,7 @@ def test_a_server_without_an_index(model, application):
 
 
 def test_a_changed_index_is_opened_again(tmp_path, model):
+    pytest.importorskip("bm25s")
     folder, embedder = tmp_path / "index", bothways.load(model, "embed", batch_invariant=True)
     bothways.build_index(["the cat"], model, folder)
     with (
@@ -144,7 +145,10 @@ def test_a_changed_index_is_opened_again(tmp_path, model):
     ):
         found = search(client, query="the cat")
         assert found["version"] == 1
-        bothways.build_index([{"id": "new", "text": "a dog"}], out=folder, delete=["1"])
+        by_words = {"query": "dog", "mode": "bm25"}
+        assert refusal(client, "/search", by_words)[:3] == (422, "invalid", "mode")
+        bothways.build_index([{"id": "new", "text": "a dog"}], out=folder, delete=["1"], bm25=True)
+        assert search(client, **by_words)["results"][0]["hits"]
         found = search(client, query="the cat")
         assert found["version"] == 2
         assert [hit["id"] for hit in found["results"][0]["hits"]] == ["new"]
