@@ -165,10 +165,17 @@ class SearchAnswer(TypedDict):
 def search(models: Models, request: SearchRequest) -> Query:
     """Read a request of `/search`; its answer has the lines of `bothways search`."""
     served, queries, limits = _choose(models, request), request.query, models.limits
-    reranker = models.choose(request.rerank, ("rerank",)) if request.rerank is not None else None
+    try:
+        reranker = None if request.rerank is None else models.choose(request.rerank, ("rerank",))
+    except RequestError as error:
+        error.param = "rerank"
+        raise
     if not all(query.strip() for query in queries) or not queries:
         raise RequestError("empty", "a query is an empty text", param="query")
     deep = request.mode == "hybrid" or reranker is not None
+    if not deep and request.depth != DEPTH:
+        message = "depth is for searches with rerank, or with mode hybrid"
+        raise RequestError("invalid", message, param="depth")
     count = max(request.top, request.depth) if deep else request.top
     limits.check("texts", "queries times documents", count * len(queries))
     limits.check("text_characters", "characters of a query", max(map(len, queries)))
