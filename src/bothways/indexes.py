@@ -302,6 +302,8 @@ def mine(  # noqa: PLR0913 – one option per question
         check_output_path(output, () if source is None else [source])
     rows = pairs if source is not None else [*given_rows(pairs, "pairs")]
     settings = mining.Mining(negatives, skip, depth, margin, absolute_margin, choose, mode, seed)
+    if mode == "bm25":
+        _ = opened.words  # an error before a file is written
     record = opened.record
     embedder = opened.embedder(model, precision, device)
     answers = mining.Answers(_read_pairs(rows))

@@ -199,3 +199,10 @@ def test_likely_positives_are_not_written_over_the_pairs(index, tmp_path):
     with pytest.raises(ResourceError, match="the output is also an input"):
         bothways.mine(source, index, tmp_path / "out.jsonl", progress=False)
     assert lines(source) == pairs(2)
+
+
+def test_words_of_an_index_without_them_leave_no_file(model, tmp_path):
+    plain = bothways.build_index(TEXTS, model, tmp_path / "plain", device="cpu", progress=False)
+    with pytest.raises(ConfigError, match="built without BM25"):
+        bothways.mine(pairs(2), plain, tmp_path / "out.jsonl", mode="bm25", progress=False)
+    assert [*tmp_path.iterdir()] == [tmp_path / "plain"]

@@ -224,7 +224,7 @@ def write_mined(
     part, likely_part = (path.with_name(f"{path.name}.part") for path in (out, likely_out))
     record = out.with_name(f"{out.name}.settings")
     if record.exists() and json.loads(record.read_text(encoding="utf8")) != settings:
-        fix = f"Give the settings in {record.name}, or delete both to begin again."
+        fix = f"Give the settings in {record.name}, or delete it to begin again."
         raise ResourceError("holds rows of other settings", where=part, fix=fix)
     if not (record.exists() and part.exists() and likely_part.exists()):
         part.write_bytes(b"")
