@@ -296,9 +296,12 @@ def mine(  # noqa: PLR0913 – one option per question
     if target.suffix != ".jsonl":
         message = f"{target.name!r} must end in .jsonl"
         raise ConfigError(message, where="out", fix="Such as train-with-negatives.jsonl.")
-    check_output_path(target, () if source is None else [source])
+    for output in (target, mining.likely_file(target)):
+        check_output_path(output, () if source is None else [source])
     rows = pairs if source is not None else [*given_rows(pairs, "pairs")]
     settings = mining.Mining(negatives, skip, depth, margin, absolute_margin, choose, mode, seed)
+    if mode == "bm25":
+        _ = opened.words  # an error before a file is written
     record = opened.record
     embedder = opened.embedder(model, precision, device)
     answers = mining.Answers(_read_pairs(rows))

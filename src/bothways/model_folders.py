@@ -391,8 +391,8 @@ def _labelled_data(
         return EvaluationData(folder, "rows", columns, progress, rows=rows)
     recorded = read_recorded_split(folder)
     if recorded is None:
-        fix = "Give a file, the folder of a corpus, or minimal pairs (blimp)."
-        raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
+        fix = "Give a file; evaluate also reads the folder of a corpus, and minimal pairs (blimp)."
+        raise ConfigError("there is no labelled data", where="data", fix=fix)
     name, examples = recorded
     progress.message(f"note: scored on {name}, as in training")
     return EvaluationData(folder, name, columns, progress, examples=examples)

@@ -320,9 +320,13 @@ def test_an_interrupted_build_may_be_turned_into_another(tmp_path, tokenizer):
     assert not (tmp_path / "a" / MANIFEST).exists()
     assert [*(tmp_path / "a" / WORK).glob("*.npz")], "what is done is kept"
     others = some_documents(50, seed=1)
-    write_corpus(others, tokenizer, tmp_path / "a", language="en", workers=1)
-    write_corpus(others, tokenizer, tmp_path / "b", language="en", workers=1)
+    notes = []
+    for name in ("a", "b"):
+        heard = Heard()
+        write_corpus(others, tokenizer, tmp_path / name, language="en", workers=1, progress=heard)
+        notes.append([text for text in heard.messages if "unfinished" in text])
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert [len(texts) for texts in notes] == [1, 0]
 
 
 def test_building_again_does_nothing(tmp_path, tokenizer, monkeypatch):

@@ -130,7 +130,8 @@ def test_models_that_differ_in_more_than_weights_are_refused(tokenizer, corpus, 
         with pytest.raises(FolderError, match=difference):
             bothways.average([first, other], tmp_path / "mean")
     for alone, message in (
-        ([first], "first: has 0 checkpoints"),
+        ([first], "first: is one model"),
+        ([tmp_path], "has 0 checkpoints"),
         ([tmp_path / "none"], "none: is not the folder of a run"),
         ([], "^models: "),
     ):
@@ -140,6 +141,8 @@ def test_models_that_differ_in_more_than_weights_are_refused(tokenizer, corpus, 
         corpus, EncoderConfig(9, 16, 1, 2, 32), "masked-lm", until="2 steps", out=tmp_path / "run",
         training={"save": "1 steps", "keep": {"last": 2}}, phases=[{"length": 16}],
     )  # fmt: skip
+    with pytest.raises(FolderError, match=r"step-1: is one checkpoint(.|\n)*average .*run --out"):
+        bothways.average(tmp_path / "run" / "step-1", tmp_path / "mean")
     (tmp_path / "run" / "model").rename(tmp_path / "moved")
     with pytest.raises(FolderError, match="is not finished"):
         bothways.average([tmp_path / "run"], tmp_path / "mean")

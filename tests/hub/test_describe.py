@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bothways.core.config.reader import load
-from bothways.core.errors import FolderError
+from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.provenance import model_facts
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -91,6 +91,9 @@ def test_operations_are_defined_and_grow_with_the_length(capsys):
         f"{3 * forward:,.1f} million"
     ]
     assert "An operation (FLOP) is " in text
+    for length in ("0", "513"):
+        with pytest.raises(ConfigError, match=f"from 1 to 512, not {length}"):
+            described(capsys, "bert-base", "--length", length)
 
 
 def test_a_folder_is_described_with_what_loading_it_would_do(capsys, tmp_path):

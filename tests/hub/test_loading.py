@@ -204,13 +204,14 @@ def test_an_unknown_family_is_refused(tmp_path):
 
 
 def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path):
-    """SetFit's head and another safetensors file are reported."""
+    """SetFit's head, another safetensors file, and a pooling without modules.json are reported."""
     folder_of(peer("Bert", "Model"), tmp_path)
+    (tmp_path / "1_Pooling").mkdir()
     for name in ("model_head.pkl", "head.safetensors", "tf_model.h5", "pytorch_model.bin"):
         (tmp_path / name).write_bytes(b"")
     report = load_model(tmp_path).report
-    assert report.unread_files == ("head.safetensors", "model_head.pkl")
-    assert "not read: head.safetensors, model_head.pkl" in str(report)
+    assert report.unread_files == ("1_Pooling", "head.safetensors", "model_head.pkl")
+    assert "not read: 1_Pooling, head.safetensors, model_head.pkl" in str(report)
 
 
 def test_weights_under_another_name_are_named(tmp_path):

@@ -179,7 +179,7 @@ def test_a_roberta_keeps_positions_when_its_padding_id_changes(tmp_path):
     assert torch.equal(made.state_dict()[name][1:], model.state_dict()[name][2:])
 
 
-def test_electra_and_its_generator_stay_tied(tmp_path):
+def test_electra_and_its_generator_stay_tied(tmp_path, capsys):
     torch.manual_seed(2)
     tokenizer = train_vocabulary(CORPUS * 5, WordPiece(60))
     config = EncoderConfig(tokenizer.size, 16, 1, 2, 24)
@@ -202,6 +202,8 @@ def test_electra_and_its_generator_stay_tied(tmp_path):
     (other / "step-1").mkdir(parents=True)
     with pytest.raises(FolderError, match="other: holds files of something other than a conv"):
         convert_vocabulary(tmp_path / "run", other, words)
-    options = "--out", other, "--vocabulary", words, "--part", "generator"
+    options = "--vocabulary", words, "--out"
     with pytest.raises(ConfigError, match=r"^part: "):
-        run_line("convert", tmp_path / "run", *options)
+        run_line("convert", tmp_path / "run", *options, other, "--part", "generator")
+    run_line("convert", tmp_path / "run", *options, tmp_path / "new")
+    assert f"each row is in {tmp_path / 'new/model/vocabulary.tsv'}" in capsys.readouterr().err

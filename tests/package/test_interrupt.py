@@ -27,7 +27,14 @@ def import_error() -> ImportError:
     return error
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), import_error()], ids=repr)
+def zip_error() -> ValueError:
+    """As zipfile raises it, which a second Ctrl-C leaves with an open file."""
+    error = ValueError("Can't close the ZIP file")
+    error.__context__ = KeyboardInterrupt()
+    return error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), import_error(), zip_error()], ids=repr)
 def test_ctrl_c_ends_with_130(error, monkeypatch, capsys):
     def interrupted(*words: object) -> None:
         raise error

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bothways
-from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.prediction.search import mining
 from commands import run_line
 from toy_folder import BAD, FILLERS, GOOD, make_folder
@@ -181,3 +181,18 @@ def test_what_cannot_be_mined_is_refused(rows, options, error, where, index, tmp
     with pytest.raises(error) as caught:
         bothways.mine(rows, index, out, progress=False, **options)
     assert caught.value.where == where
+
+
+def test_likely_positives_are_not_written_over_the_pairs(index, tmp_path):
+    source = tmp_path / "out.likely.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in pairs(2)))
+    with pytest.raises(ResourceError, match="the output is also an input"):
+        bothways.mine(source, index, tmp_path / "out.jsonl", progress=False)
+    assert lines(source) == pairs(2)
+
+
+def test_words_of_an_index_without_them_leave_no_file(model, tmp_path):
+    plain = bothways.build_index(TEXTS, model, tmp_path / "plain", device="cpu", progress=False)
+    with pytest.raises(ConfigError, match="built without BM25"):
+        bothways.mine(pairs(2), plain, tmp_path / "out.jsonl", mode="bm25", progress=False)
+    assert [*tmp_path.iterdir()] == [tmp_path / "plain"]

@@ -135,5 +135,5 @@ def test_wrong_suites_are_refused(scored, tmp_path):
     (tmp_path / "a.jsonl.gz").touch()
     with pytest.raises(DataError, match=r"a\.jsonl\.gz: is a second file of one name, beside a\.j"):
         evaluate_suite(predictor, tmp_path)
-    with pytest.raises(ConfigError, match="there is no data to evaluate on"):
+    with pytest.raises(ConfigError, match=r"^data: there is no labelled"):
         run_line("evaluate", scored[0])

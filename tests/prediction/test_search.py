@@ -453,8 +453,13 @@ def test_commands_and_functions_give_the_same(tmp_path, model, capsys, monkeypat
     assert line == {"query": "the dog", "hits": [vars(hit) for hit in hits]}
     app(["search", "index", "node.js", "--top", "1"], result_action="return_value")
     assert json.loads(capsys.readouterr().out)["query"] == "node.js"
-    with pytest.raises(DataError, match=r"^missing\.txt: no such file"):  # not a query
-        app(["search", "index", "missing.txt"], result_action="return_value")
+    for words, message in (  # that are no query
+        (["missing.txt"], r"^missing\.txt: no such file"),
+        (["the dog", "--text", "question"], "^the dog: no such file"),
+        (["the", "dog"], '^the: is not a file\n  Put quotation marks around a text: "the dog"'),
+    ):
+        with pytest.raises(BothwaysError, match=message):
+            app(["search", "index", *words], result_action="return_value")
     embedder = bothways.load(model, "embed")
     texts = {"x": "A cat", "more.txt:1": "a cat", "more.txt:2": "the bird"}
     query = embedder.encode("the dog", prompt="the ")
@@ -495,6 +500,7 @@ def test_mistakes_with_an_index_in_memory(tmp_path, model, monkeypatch):
         (lambda: index.search("a", model=bothways.load(model, "fill")), "model"),
         (lambda: index.search("a", k=0), "k"),
         (lambda: bothways.search(index, "a", top=0), "top"),
+        (lambda: index.search("a", depth=7), "depth"),
     ]
     for call, where in calls:
         with pytest.raises(BothwaysError) as caught:

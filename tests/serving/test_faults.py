@@ -344,8 +344,9 @@ def test_models_are_called_by_their_folder_or_their_name(tmp_path):
         "mini": ("owner/mini", None),
         "ner": ("runs/ner/", None),
     }
-    with pytest.raises(ConfigError, match="'a=b' is not a name"):
-        named_models((str(tmp_path / "a=b"),))
+    for word, name in ((str(tmp_path / "a=b"), "a=b"), ("=runs/sst", "")):
+        with pytest.raises(ConfigError, match=f"'{name}' is not a name"):
+            named_models((word,))
 
 
 def test_a_model_may_have_a_task_of_its_own(tmp_path):
@@ -364,3 +365,5 @@ def test_a_model_may_have_a_task_of_its_own(tmp_path):
     assert named_models((f"{swept}:embed",)) == {"model": (swept, "embed")}
     with pytest.raises(ConfigError, match=r"'rernk' is not a task; did you mean 'rerank'"):
         named_models((f"x={bert}:rernk",))
+    with pytest.raises(ConfigError, match="'' is not a task"):
+        named_models((f"x={bert}:",))

@@ -66,7 +66,8 @@ def search(client: httpx.Client, **body: Any) -> Any:
 @pytest.mark.parametrize("mode", ["vectors", "bm25", "hybrid"])
 @pytest.mark.parametrize("rerank", [None, "rank"])
 def test_hits_are_those_of_the_library(client, films, ranker, mode, rerank):
-    asked = {"top": 4, "mode": mode, "depth": 7}
+    deep = mode == "hybrid" or rerank is not None
+    asked = {"top": 4, "mode": mode} | ({"depth": 7} if deep else {})
     response = search(client, query=QUERIES, index="films", rerank=rerank, **asked)
     expected = bothways.search(films, QUERIES, rerank=rerank and ranker, **asked)
     assert (response["index"], response["version"]) == ("films", 1)
@@ -100,8 +101,9 @@ def test_an_index_is_chosen_and_described(client):
         ({"query": "a", "index": "films", "model": "x"}, (404, "model_not_found", "model")),
         ({"query": "a", "index": "plain", "mode": "hybrid"}, (422, "invalid", "mode")),
         ({"query": "a", "index": "films", "mode": "fuzzy"}, (422, "invalid", "mode")),
-        ({"query": "a", "index": "films", "rerank": "vectors"}, (422, "wrong_task", "model")),
-        ({"query": "a", "index": "films", "rerank": "x"}, (404, "model_not_found", "model")),
+        ({"query": "a", "index": "films", "rerank": "vectors"}, (422, "wrong_task", "rerank")),
+        ({"query": "a", "index": "films", "rerank": "x"}, (404, "model_not_found", "rerank")),
+        ({"query": "a", "index": "films", "depth": 7}, (422, "invalid", "depth")),
         ({"query": " ", "index": "films"}, (422, "empty", "query")),
         ({"query": [], "index": "films"}, (422, "empty", "query")),
         ({"query": "a", "index": "films", "top": 0}, (422, "invalid", "top")),
@@ -126,13 +128,17 @@ def test_a_server_without_an_index(model, application):
 
 
 def test_a_changed_index_is_opened_again(tmp_path, model):
+    pytest.importorskip("bm25s")
     folder, embedder = tmp_path / "index", bothways.load(model, "embed", batch_invariant=True)
     bothways.build_index(["the cat"], model, folder)
     application = app(embedder, indexes={"one": folder})
     with running(application) as url, httpx.Client(base_url=url) as client:
         found = search(client, query="the cat")
         assert found["version"] == 1
-        bothways.build_index([{"id": "new", "text": "a dog"}], out=folder, delete=["1"])
+        by_words = {"query": "dog", "mode": "bm25"}
+        assert refusal(client, "/search", by_words)[:3] == (422, "invalid", "mode")
+        bothways.build_index([{"id": "new", "text": "a dog"}], out=folder, delete=["1"], bm25=True)
+        assert search(client, **by_words)["results"][0]["hits"]
         found = search(client, query="the cat")
         assert found["version"] == 2
         assert [hit["id"] for hit in found["results"][0]["hits"]] == ["new"]

@@ -259,6 +259,9 @@ def test_broken_files_are_refused_by_name(tmp_path, files, says):
 def test_folders_that_cannot_be_read_or_written(tmp_path, pairs):
     with pytest.raises(TokenizerError, match="nothing: no such file or folder"):
         Tokenizer.load(tmp_path / "nothing")
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    with pytest.raises(TokenizerError, match=r"Did you mean .*run.model\?"):
+        Tokenizer.load(tmp_path / "run")
     (tmp_path / "tokenizer.json").mkdir()
     with pytest.raises(ResourceError, match="cannot be read"):
         Tokenizer.load(tmp_path)

@@ -45,8 +45,8 @@ def convert(
         The model of an ELECTRA checkpoint; by default the discriminator.
     vocabulary
         Add the words of a text file, one a line, or replace the vocabulary by that of a tokenizer:
-        a folder, tokenizer.json or vocab.txt. New rows are the means of the old pieces; the new
-        folder lists all rows in vocabulary.tsv.
+        a folder, tokenizer.json or vocab.txt. New rows are the means of the old pieces; all rows
+        are listed in vocabulary.tsv, next to the new weights.
     """
     if not source.exists():
         fix = "A model of the Hub is fetched first: hf download NAME --local-dir DIR"
@@ -62,7 +62,8 @@ def convert(
             change = convert_vocabulary(source, out, vocabulary, progress)
         for fate, count in change.counts.items():
             print(f"{fate}: {quantity(count, 'row(s)')}")
-        print(f"wrote {out}: {change.new.size:,} tokens; each row is in {TABLE}", file=sys.stderr)
+        table = Path(resolve_run(str(out)), TABLE)
+        print(f"wrote {out}: {change.new.size:,} tokens; each row is in {table}", file=sys.stderr)
         return
     is_model = Path(resolve_run(str(source)), "config.json").is_file()
     if is_model and not (any(source.glob("*.index")) or part):

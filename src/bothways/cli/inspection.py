@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import bothways
 from bothways.cli import options
 from bothways.core.config.reader import config_difference, list_settings
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError, FolderError, call
 from bothways.core.files import check_output_path
 from bothways.core.progress import terminal_progress
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bothways.model.heads import Head
 
 
-def describe(model: str, /, *, length: int = 128) -> None:
+def describe(model: str, /, *, length: int | None = None) -> None:
     """Show a model's family, configuration, parameters, memory and operations per token.
 
     Parameters
@@ -44,14 +44,17 @@ def describe(model: str, /, *, length: int = 128) -> None:
         A preset (bert-base), a model folder, the folder of a run, or the id of a Hub model, of
         which only config.json is downloaded.
     length
-        The length of a sequence in tokens, for the number of operations.
+        The length of a sequence in tokens, for the number of operations; default: 128, or the
+        positions of the model if these are fewer.
     """
     from rich.text import Text
 
     from bothways.model.families import bert
 
-    require_at_least(1, length=length)
     description = _find(model)
+    positions = description.config.max_positions
+    length = min(128, positions) if length is None else length
+    require_range(f"[1, {positions}]", length=length)
     console = output_console()
     console.print(Text.assemble((model, "bold"), f": {description.origin}"), soft_wrap=True)
     config = description.config
@@ -399,7 +402,7 @@ def show(  # noqa: PLR0913 – one option per question
         fix = "Add --layer N." if layer is None else "Leave it out: a page or JSON has all heads."
         raise ConfigError(message, where="head", fix=fix)
     if out is not None:
-        check_output_path(out, [source])
+        check_output_path(out, [source, *([] if config is None else [config])])
     shown = bothways.show(
         [source, *corpora] if corpora else source,
         *texts,

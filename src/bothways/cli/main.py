@@ -32,7 +32,15 @@ from cyclopts.exceptions import (
 )
 
 import bothways
-from bothways.core.errors import AGAIN, BothwaysError, ConfigError, LostRankError, interface, render
+from bothways.core.errors import (
+    AGAIN,
+    BothwaysError,
+    ConfigError,
+    LostRankError,
+    interface,
+    is_interruption,
+    render,
+)
 from bothways.core.runtime.process import END_SIGNALS, limit_threads, tune_allocator
 from bothways.core.terminal import ErrorStream, printable, shortened
 
@@ -270,9 +278,8 @@ def _run() -> None:
         if type(error).__name__ != "OutOfMemoryError":
             raise
         _fail(_OUT_OF_MEMORY)
-    except (KeyboardInterrupt, ImportError, SystemError) as error:
-        # In the middle of an import in C, the interruption is the cause of another error.
-        if not any(isinstance(cause, KeyboardInterrupt) for cause in (error, error.__cause__)):
+    except (KeyboardInterrupt, ImportError, SystemError, ValueError) as error:
+        if not is_interruption(error):
             raise
         # Another Ctrl-C, while Python shuts down, would print a traceback: it ends the process.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

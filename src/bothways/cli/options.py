@@ -18,7 +18,7 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.core.config.values import is_integer, split_overrides
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, is_interruption
 from bothways.core.files import is_url
 from bothways.core.progress import announce, terminal_progress
 from bothways.core.terminal import output_console, show_lines, write_stderr
@@ -191,10 +191,11 @@ _SETTINGS = {"objective", "seed", "until"}
 
 def is_word(word: str) -> bool:
     """Decide whether an argument is a text of one word: "node.js", but not "queries.txt" or "-"."""
-    from bothways.data.tables import SUFFIXES
+    from bothways.data.tables import HUB, SUFFIXES
     from bothways.data.text_io import suffix_of
 
-    return word != "-" and suffix_of(word) not in SUFFIXES and not os.path.exists(word)
+    is_source = word == "-" or word.startswith(HUB) or suffix_of(word) in SUFFIXES
+    return not is_source and not os.path.exists(word)
 
 
 def argument_text(words: tuple[str, ...]) -> str | None:
@@ -269,11 +270,13 @@ def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
     try:
         with terminal_progress() as progress:
             yield progress
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ValueError) as error:
+        if not is_interruption(error):
+            raise
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
         left = "Nothing is finished, and nothing is left behind."
         if out.is_file() or any(out.glob("*")):
             left = f"{subject} is kept in {out}; run the same command to continue."
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
         try:
             write_stderr(f"Stopped. {left}")
         finally:

@@ -180,7 +180,7 @@ def embed(  # noqa: PLR0913 – one option per question
     """
     files, words = options.split_inputs(inputs)
     if out.suffix and not out.is_dir():
-        check_output_path(out, files)
+        check_output_path(out, [*files, *([] if calibration is None else [calibration])])
     if out.suffix not in (".npy", ".parquet", ".jsonl", "") and not out.is_dir():
         message = f"{out.name!r} must end in .npy, .parquet or .jsonl"
         raise ConfigError(message, where="out", fix="Choose one by its suffix.")
@@ -372,8 +372,11 @@ def search(  # noqa: PLR0913 – one option per question
     from bothways.indexes import read_texts
 
     opened = bothways.Index(index)  # before its queries are read
-    typed = options.argument_text(queries) if queries else None
-    if typed is None and len(queries) == 1 and options.is_word(queries[0]):
+    typed = options.argument_text(queries) if text is None else None
+    if typed is None and text is None and queries and all(map(options.is_word, queries)):
+        if len(queries) > 1:
+            fix = f'Put quotation marks around a text: "{" ".join(queries)}".'
+            raise ConfigError("is not a file", where=queries[0], fix=fix)
         typed = queries[0]
     files = [Path(name) for name in queries or ("-",)]
     texts = [typed] if typed is not None else [query for _, query in read_texts(files, text)]

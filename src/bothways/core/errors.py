@@ -219,6 +219,16 @@ class DivergedError(BothwaysError):
     """A loss or a gradient that is not finite; another seed or learning rate may succeed."""
 
 
+def is_interruption(error: BaseException) -> bool:
+    """Return True for Ctrl-C, and for an error that hides it.
+
+    In the middle of an import in C it is the cause of another error. A second one, while `zipfile`
+    closes a file because of the first, leaves the file open, which is a ValueError.
+    """
+    chain = (error, error.__cause__, error.__context__)
+    return any(isinstance(link, KeyboardInterrupt) for link in chain)
+
+
 @contextlib.contextmanager
 def os_errors(path: Path, fix: str) -> Iterator[None]:
     """Turn errors of the operating system while writing into a ResourceError at `path`.

@@ -355,6 +355,9 @@ def _build(
         for job in shards.cut_shards(documents, settings):
             names.append(job.name)
             if not (work / job.name).exists():
+                if len(names) == 1 and any(folder.glob(SHARDS)):
+                    message = f"note: {folder} holds an unfinished corpus of other text or settings"
+                    progress.message(f"{message}; it is deleted when this one is complete")
                 yield job
 
     encode = functools.partial(shards.encode_shard, tokenizer, words, settings)

@@ -14,13 +14,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bothways.core.errors import FolderError
+from bothways.core.errors import FolderError, call
 from bothways.core.files import check_not_input, file_digest, local_path, replace_folder
 from bothways.core.terminal import listed, quantity
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, write_files, write_weights
-from bothways.hub.resolve import ADAPTER, MODEL_FILES, MODULES, object_in, resolve, resolve_run
+from bothways.hub.resolve import (
+    ADAPTER,
+    MODEL_FILES,
+    MODULES,
+    is_model_folder,
+    object_in,
+    resolve,
+    resolve_run,
+)
 from bothways.hub.weight_files import open_weights
 from bothways.model.families.weight_names import to_file_names
 from bothways.text.tokenizer import Tokenizer
@@ -40,6 +48,11 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
             message = f"has {quantity(len(steps), 'checkpoint(s)')}, and a mean is of two or more"
             message = message if run and run.is_dir() else "is not the folder of a run"
             fix = "Give several models, or the folder of a run with several checkpoints."
+            if run and run in checkpoints(run.parent):
+                message = "is one checkpoint, and a mean is of two or more"
+                fix = f"Give several, or their run: {call('average', str(run.parent), out='DIR')}"
+            elif run and is_model_folder(run):
+                message = "is one model, and a mean is of two or more"
             raise FolderError(message, where=run or "models", fix=fix)
         names = [str(folder) for folder in steps]
     check_not_input(target, names)

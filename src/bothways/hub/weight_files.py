@@ -25,7 +25,7 @@ from torch import Tensor
 from bothways.core.errors import FolderError, argument, read_errors
 from bothways.core.files import read_object
 from bothways.core.terminal import listed, quantity
-from bothways.hub.resolve import ADAPTER_WEIGHTS
+from bothways.hub.resolve import ADAPTER_WEIGHTS, MODULES
 from bothways.model.families.weight_names import KeyTable, Shape, Spare, Tie
 
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
@@ -128,10 +128,13 @@ def unread_files(folder: Path, weights: Path) -> tuple[str, ...]:
 
     The same weights in the formats of other programs, under common aliases, do not count.
     """
-    names = (file.name for file in folder.iterdir() if file.is_file())
+    names = [file.name for file in folder.iterdir() if file.is_file()]
     shards = weights.name.removesuffix(".index.json").rpartition(".")[0]
     prefixes = (f"{shards}-", "model.", "model-", "pytorch_model")
-    return tuple(sorted(n for n in names if n.endswith(_PARTS) and not n.startswith(prefixes)))
+    unread = [n for n in names if n.endswith(_PARTS) and not n.startswith(prefixes)]
+    if MODULES not in names:  # which names the modules of sentence-transformers
+        unread += [module.name for module in folder.glob("*_Pooling")]
+    return tuple(sorted(unread))
 
 
 def _open_safetensors(file: Path) -> Weights:

@@ -108,16 +108,16 @@ def named_models(
         name, equals, target = word.partition("=")
         # A folder may have "=" in its path, as those of a sweep, also before :TASK.
         if not equals or Path(word).exists() or Path(word.rpartition(":")[0] or word).exists():
-            name, target = "", word
+            equals, target = "", word
         # A folder with a colon in its name, or a Hub id, is whole.
         folder, colon, word_task = target.rpartition(":")
         if not colon or Path(target).exists() or not (is_task(word_task) or Path(folder).exists()):
-            folder, word_task = target, ""
-        if not name:
+            folder, colon = target, ""
+        if not equals:
             path = Path(folder)
             name = path.resolve().name if path.exists() else path.name
         _check_name(name, models_by_name, "models")
-        models_by_name[name] = NamedModel(folder, task_kind(word_task) if word_task else task)
+        models_by_name[name] = NamedModel(folder, task_kind(word_task) if colon else task)
     return models_by_name
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,14 @@ class ServedIndex:
     index: Index
     stamp: object = None
 
-    def search(self, *arguments: Any, **options: Any) -> tuple[int, list[list[Hit]]]:
+    def search(
+        self, queries: Many[str], vectors: Any, k: int, mode: Mode, **options: Any
+    ) -> tuple[int, list[list[Hit]]]:
         """Return the number of changes of the index and hits as `Index.ranked`.
 
         Raises:
-            RequestError: the index on disk is damaged, gone, or was made by another model.
+            RequestError: the index on disk is damaged, gone, or was made by another model; it has
+                no BM25 for this mode.
         """
         for last in (False, True):
             try:
@@ -65,7 +68,13 @@ class ServedIndex:
                         fix = "Start the server again."
                         raise FolderError(message, where=self.folder, fix=fix)
                     self.index, self.stamp = index, stamp
-                return self.index.record.changes, self.index.ranked(*arguments, **options)
+                if mode != "vectors" and self.index.record.bm25 is None:
+                    message = (
+                        f"mode must be vectors: the index {self.name!r} was built without BM25"
+                    )
+                    raise RequestError("invalid", message, param="mode")
+                hits = self.index.ranked(queries, vectors, k, mode, **options)
+                return self.index.record.changes, hits
             except (BothwaysError, OSError) as error:
                 self.stamp = None  # files may be gone that a change has replaced meanwhile
                 if last:
@@ -148,13 +157,17 @@ class SearchAnswer(TypedDict):
 def search(models: Models, request: SearchRequest) -> Query:
     """Read a request of `/search`; its answer has the lines of `bothways search`."""
     served, queries, limits = _choose(models, request), request.query, models.limits
-    reranker = models.choose(request.rerank, ("rerank",)) if request.rerank is not None else None
-    if request.mode != "vectors" and served.index.record.bm25 is None:
-        message = f"mode must be vectors: the index {served.name!r} was built without BM25"
-        raise RequestError("invalid", message, param="mode")
+    try:
+        reranker = None if request.rerank is None else models.choose(request.rerank, ("rerank",))
+    except RequestError as error:
+        error.param = "rerank"
+        raise
     if not all(query.strip() for query in queries) or not queries:
         raise RequestError("empty", "a query is an empty text", param="query")
     deep = request.mode == "hybrid" or reranker is not None
+    if not deep and request.depth != DEPTH:
+        message = "depth is for searches with rerank, or with mode hybrid"
+        raise RequestError("invalid", message, param="depth")
     count = max(request.top, request.depth) if deep else request.top
     limits.check("texts", "queries times documents", count * len(queries))
     limits.check("text_characters", "characters of a query", max(map(len, queries)))

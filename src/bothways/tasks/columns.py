@@ -461,13 +461,13 @@ def _changed(columns: Any) -> dict[str, Any]:
     return {f.name: value for f in fields if (value := getattr(columns, f.name)) != f.default}
 
 
-def guess_notes(source: str, reading: Reading[Any], task: Any, requested: Any) -> list[str]:
+def guess_note(source: str, reading: Reading[Any], task: Any, requested: Any) -> str | None:
     """Return the note on columns of a file that were guessed, if they differ from training."""
     columns = getattr(reading.task, "columns", None)
     if columns is None or is_stream(source) or ".txt" in Path(source).suffixes:
-        return []
+        return None
     known = [vars(requested or type(columns)()), vars(task.columns)]
     names = {role: name for role, name in vars(columns).items() if name}
     if all(any(name == roles[role] for roles in known) for role, name in names.items()):
-        return []
-    return [f"note: {source}: the columns are guessed: {columns}"]
+        return None
+    return f"note: {source}: the columns are guessed: {columns}"

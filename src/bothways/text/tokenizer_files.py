@@ -223,6 +223,8 @@ def _find(folder: Path, tokenizer_class: classes.TokenizerClass | None) -> Path:
         raise TokenizerError(message, where=folder, fix=fix)
     command = call("tokenizer train", "FILES", out="FOLDER")
     fix = f"Give a folder that bothways or transformers saved, or train one: {command}"
+    if (folder / "model").is_dir():  # the folder of a run
+        fix = f"Did you mean {folder / 'model'}?"
     message = f"the folder holds no tokenizer: none of {', '.join(FILES)}"
     raise TokenizerError(message, where=folder, fix=fix)
 

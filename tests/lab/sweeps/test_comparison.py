@@ -135,4 +135,5 @@ def test_pre_trained_models_are_compared_by_likelihood(tmp_path, capsys):
     assert "a grade is the mean log probability of a token" in " ".join(said.out.split())
     (tmp_path / "reviews.tsv").write_text("review\nthe film was good\nthe play was bad\n")
     run_line("compare", *words[:2], tmp_path / "reviews.tsv", "--device", "cpu")
-    assert "reviews.tsv: the columns are guessed: text = 'review'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count("reviews.tsv: the columns are guessed: text = 'review'") == 1

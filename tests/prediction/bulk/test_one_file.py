@@ -181,6 +181,10 @@ def test_names_that_cannot_be_written_are_refused(model, table):
     with pytest.raises(ResourceError, match="the output is also an input"):
         run_line("predict", model, table, "--out", table)
     assert table.read_bytes() == before
+    rejects = table.rename(table.with_name("x.csv.rejects.jsonl"))
+    with pytest.raises(ResourceError, match="the output is also an input"):
+        run_line("predict", model, rejects, "--out", table.with_name("x.csv"))
+    assert rejects.read_bytes() == before
 
 
 PARTS_OF_ALL = 60

@@ -93,12 +93,12 @@ def map_in_order(
             yield pending.popleft().result()
     finally:
         ending.set()
-        for worker in pool:  # all at once: a second Ctrl-C interrupts what follows
-            worker.process.kill()
-        with contextlib.ExitStack() as cleanup:  # in spite of that, all of it is done
+        with contextlib.ExitStack() as cleanup:  # in spite of a second Ctrl-C, all of it is done
             for number in range(len(pool)):  # one may have been replaced in the meantime
                 cleanup.callback(lambda number=number: pool[number].close())
             cleanup.callback(threads.shutdown, cancel_futures=True)
+            for worker in pool:  # all at once: it interrupts what follows
+                worker.process.kill()
 
 
 class _Worker:

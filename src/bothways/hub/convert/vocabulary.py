@@ -91,7 +91,7 @@ def convert_vocabulary(
 
     Args:
         source: a model folder, or the folder of a run: its `generator/` is converted with `model/`.
-        out: the new folder, with the table of the rows in `vocabulary.tsv`.
+        out: the new folder, with the table of the rows in `vocabulary.tsv`; of a run in `model/`.
         vocabulary: a text file with a word to add in each line; or a tokenizer (a folder,
             `tokenizer.json`, `vocab.txt` …) that replaces the old one.
 

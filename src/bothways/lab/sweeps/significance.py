@@ -26,7 +26,7 @@ from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
-from bothways.tasks.columns import guess_notes
+from bothways.tasks.columns import guess_note
 from bothways.tasks.metrics import error_reduction, errors_text
 
 RESAMPLES = 9999
@@ -121,10 +121,10 @@ def compare_runs(
     require("report", "a test of significance", "scipy")
     for folder in (*folders(a), *folders(b)):  # fail before reading all the data
         task = open_task_model(folder, task or default_task(folder), device="cpu").task.name
-    results, prints = [], set[str]()
+    results, prints, notes = [], set[str](), set[str]()
     for name in (a, b):
         models = (open_task(folder, task, device=device) for folder in folders(name))
-        fingerprint, runs = _grades(models, source, columns, progress)
+        fingerprint, runs = _grades(models, source, columns, notes, progress)
         results.append((Side(name, tuple(runs.mean(1).tolist())), runs.mean(0)))
         prints.add(fingerprint)
     if len(prints) > 1:
@@ -184,13 +184,19 @@ def folders(name: str) -> list[str]:
 
 
 def _grades(
-    models: Iterable[Predictor], source: str, columns: Any, progress: Progress
+    models: Iterable[Predictor], source: str, columns: Any, notes: set[str], progress: Progress
 ) -> tuple[str, Float64[np.ndarray, "runs examples"]]:
-    """Return the fingerprint of the examples, and the grades of each model, opened in turn."""
+    """Return the fingerprint of the examples, and the grades of each model, opened in turn.
+
+    Args:
+        notes: those that were shown for another model, and then those of these.
+    """
     rows, fingerprint = list[list[float]](), ""
     for opened in models:
         task_model, reading = opened.task_model, opened.read(source, columns, labelled=True)
-        for note in guess_notes(source, reading, task_model.task, columns) if not rows else ():
+        note = guess_note(source, reading, task_model.task, columns)
+        if note and note not in notes:
+            notes.add(note)
             progress.message(note)
         counts = counting(reading, progress, "grading")
         results = list(opened.predict_examples(reading, counts=counts))

@@ -40,7 +40,7 @@ from bothways.prediction.engine import PredictConfig, PredictionCounts, counting
 from bothways.prediction.predictor import Predictor, named_columns, open_task_model
 from bothways.prediction.prepared_model import GraphPrecision, PredictPrecision
 from bothways.tasks import base
-from bothways.tasks.columns import guess_notes
+from bothways.tasks.columns import guess_note
 from bothways.tasks.masked_lm.task import MinimalPairTask
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding import task as embedding
@@ -402,9 +402,9 @@ class EvaluationData:
             columns = named_columns(task, **self.columns)
             data = self.name if self.rows is None else self.rows
             reading = predictor.read(data, columns, labelled=True)
-            if self.rows is None and self.counts is None:  # once, if the data is read twice
-                for note in guess_notes(self.name, reading, task, columns):
-                    self.progress.message(note)
+            once = self.rows is None and self.counts is None  # the data may be read twice
+            if once and (note := guess_note(self.name, reading, task, columns)):
+                self.progress.message(note)
         self.counts = counting(reading, self.progress, "evaluating")
         record = read_record(resolve(resolve_run(self.folder)))
         trained, calibrated = record.get("data", {}), record.get("calibration", {})

@@ -37,7 +37,7 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
 from bothways.tasks import predictions as kinds
 from bothways.tasks.base import EncodedExample, Reading, Task
-from bothways.tasks.columns import guess_notes, require_columns
+from bothways.tasks.columns import guess_note, require_columns
 from bothways.tasks.predictions import arrow_fields, prediction_type
 from bothways.tasks.sentence_embedding.vectors import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
@@ -295,7 +295,7 @@ def read_parts(
         texts = f"{columns.text!r} and {columns.text_b!r}"
         message = f"has two texts a row, {texts}, and one is embedded"
         raise DataError(message, where=name, fix=f"Name one: {argument(text='NAME')}.")
-    for note in guess_notes(name, reading, task, request.columns(task)):
+    if note := guess_note(name, reading, task, request.columns(task)):
         progress.message(note)
     rejects, start = Rejects(request.rejects), 0.0
     rows = read_bulk_rows(request, reading, name, rejects)

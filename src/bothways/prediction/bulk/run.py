@@ -61,7 +61,7 @@ from bothways.prediction import engine
 from bothways.prediction.bulk import parts as inputs
 from bothways.prediction.bulk.parts import BulkRequest, PartFormat, PartJob, PartMarker, PartResult
 from bothways.tasks.base import Task
-from bothways.tasks.columns import guess_notes
+from bothways.tasks.columns import guess_note
 
 ATTEMPTS = 3
 """Maximum number of attempts at a part whose worker is killed."""
@@ -152,7 +152,8 @@ def predict_files(
                 fix = f"Choose another folder: {argument(out='FOLDER')}."
                 raise DataError("is in the folder of the output", where=name, fix=fix)
         return _predict_parts(request, out, processes, threads, progress)
-    files.check_output_path(out, request.files)
+    for output in (out, rejects_file(out)):
+        files.check_output_path(output, request.files)
     spans = request.form == "spans" and out.suffix == ".jsonl"
     form: PartFormat = "spans" if spans else SUFFIXES[out.suffix]
     if request.form not in (None, form):
@@ -230,7 +231,7 @@ def predict_rows(
     form, request = request.form or "jsonl", request.with_form(task)
     name = request.files[0] if rows is None else "the input"
     reading = opened.read(name if rows is None else rows, request.columns(task), labelled=False)
-    for note in guess_notes(name, reading, task, request.columns(task)) if rows is None else ():
+    if rows is None and (note := guess_note(name, reading, task, request.columns(task))):
         progress.message(note)
     rejects, names = inputs.Rejects(False), [new for _, new in request.kept]
     default = engine.DEFAULT_PREDICT

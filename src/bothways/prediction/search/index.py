@@ -328,6 +328,9 @@ class Index:
         """
         require_at_least(1, k=k, depth=depth)
         require_choice(Mode, "mode", mode)
+        if depth != DEPTH and mode != "hybrid" and rerank is None:
+            fix = f"Add {argument(mode='hybrid')} or {argument(rerank='FOLDER')}, or leave it out."
+            raise ConfigError("is for fused or reranked searches", where="depth", fix=fix)
         texts = [queries] if isinstance(queries, str) else list(given_rows(queries, "queries"))
         for number, text in enumerate(texts, 1):
             if not isinstance(text, str):

@@ -195,6 +195,11 @@ class MiningReport:
     with_likely: int
 
 
+def likely_file(out: Path) -> Path:
+    """Return the file of the likely positives next to the file of the rows."""
+    return out.with_name(f"{out.stem}.likely.jsonl")
+
+
 def write_mined(
     examples: Iterable[VectorExample],
     rows: int,
@@ -215,11 +220,11 @@ def write_mined(
     Raises:
         ResourceError: OUT.part holds rows of other settings.
     """
-    likely_out = out.with_name(f"{out.stem}.likely.jsonl")
+    likely_out = likely_file(out)
     part, likely_part = (path.with_name(f"{path.name}.part") for path in (out, likely_out))
     record = out.with_name(f"{out.name}.settings")
     if record.exists() and json.loads(record.read_text(encoding="utf8")) != settings:
-        fix = f"Give the settings in {record.name}, or delete both to begin again."
+        fix = f"Give the settings in {record.name}, or delete it to begin again."
         raise ResourceError("holds rows of other settings", where=part, fix=fix)
     if not (record.exists() and part.exists() and likely_part.exists()):
         part.write_bytes(b"")
