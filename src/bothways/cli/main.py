@@ -19,17 +19,7 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Group, Parameter
-from cyclopts.exceptions import (
-    ArgumentOrderError,
-    CoercionError,
-    MissingArgumentError,
-    RepeatArgumentError,
-    UnknownCommandError,
-    UnknownOptionError,
-    UnusedCliTokensError,
-    ValidationError,
-)
+from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Group, Parameter, exceptions
 
 import bothways
 from bothways.core.errors import (
@@ -384,7 +374,7 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
     command = " ".join(["bothways", *(error.command_chain or ())])
     fix = f"{command} --help lists the options."
     match error:
-        case MissingArgumentError(keyword=None):
+        case exceptions.MissingArgumentError(keyword=None):
             about = ""
             if error.argument is not None and error.app is not None:
                 # cyclopts reads the help of arguments from docstrings for a help page only.
@@ -395,16 +385,16 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
                 about = next((texts[name] for name in error.argument.names if name in texts), "")
             fix = f"{' '.join(about.split())} {fix}".strip()
             return ConfigError("is missing", where=_shown(error), fix=fix)
-        case MissingArgumentError():
+        case exceptions.MissingArgumentError():
             return ConfigError("needs a value", where=error.keyword, fix=fix)
-        case ArgumentOrderError(token=word):
+        case exceptions.ArgumentOrderError(token=word):
             arguments = error.prior_positional_or_keyword_supplied_as_keyword_arguments
             options = " and ".join(str(argument.tokens[0].keyword) for argument in arguments)
             message = f"{word!r} has no name, and {options} before it has"
             return ConfigError(message, where=command, fix=f"Leave out {options}.")
-        case RepeatArgumentError(token=token):
+        case exceptions.RepeatArgumentError(token=token):
             return ConfigError("is given twice", where=token.keyword, fix="Leave out one.")
-        case CoercionError(token=token) if token is not None and error.msg is None:
+        case exceptions.CoercionError(token=token) if token is not None and error.msg is None:
             kind: Any = error.target_type
             choices = [*map(str, get_args(kind))] if get_origin(kind) is Literal else []
             near = _did_you_mean(_near(token.value, choices))
@@ -414,16 +404,16 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
             # They are formats of one file, which its ending names.
             advice = f"Name a file instead: --out FILE.{token.value}" if is_table else None
             return ConfigError(message, where=place, fix=advice)
-        case UnknownOptionError(token=token):
+        case exceptions.UnknownOptionError(token=token):
             option = (token.keyword or token.value).partition("=")[0]
             return _unknown_option(option, _names(error.argument_collection), command)
-        case ValidationError() if error.exception_message.startswith(_UNKNOWN):
+        case exceptions.ValidationError() if error.exception_message.startswith(_UNKNOWN):
             assert error.app is not None
             names = _names(error.app.assemble_argument_collection())
             return _unknown_option(error.exception_message.removeprefix(_UNKNOWN), names, command)
-        case UnknownCommandError(unused_tokens=[word, *_]):
+        case exceptions.UnknownCommandError(unused_tokens=[word, *_]):
             return _unknown_command(word, error.app or (), command)
-        case UnusedCliTokensError(unused_tokens=[*words]):
+        case exceptions.UnusedCliTokensError(unused_tokens=[*words]):
             return ConfigError(f"one argument too many: {' '.join(words)}", where=command, fix=fix)
         case _:
             error.verbose = False

@@ -285,13 +285,13 @@ class ReplacedTokensModule(TrainingModule):
     def __init__(self, model: Model, generator: Model, objective: ReplacedTokens) -> None:
         super().__init__()
         # The projections of both embeddings stay their own, and neither changes its output
-        own, base = model.encoder.embedding, generator.encoder.embedding
+        embedding, base = model.encoder.embedding, generator.encoder.embedding
         if objective.sharing == "shared":
             for name in ("token", "position", "segment", "task", "norm"):
-                setattr(base, name, getattr(own, name))
+                setattr(base, name, getattr(embedding, name))
         elif objective.sharing == "disentangled":
             bases = base.tables()
-            for name, table in own.tables().items():
+            for name, table in embedding.tables().items():
                 parametrize.register_parametrization(table, "weight", Offset(bases[name]))
         self.model, self.generator, self.objective = model, generator, objective
         self.coefficients = {"replaced": objective.replaced}

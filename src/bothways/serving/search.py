@@ -199,7 +199,7 @@ def search(models: Models, request: SearchRequest) -> Query:
 
     def shown(version: int, hits: list[list[Hit]]) -> SearchAnswer:
         pairs = zip(queries, hits, strict=True)
-        results: list[FoundDocuments] = [{"query": query, "hits": found} for query, found in pairs]
+        results: list[FoundDocuments] = [{"query": query, "hits": best} for query, best in pairs]
         return {"index": served.name, "version": version, "results": results}
 
     prompt = served.index.record.prompts[0]

@@ -285,12 +285,12 @@ class LongTextTask(TextTask[P]):
             else:
                 b = next(seconds)
                 tokens, (chunks, cut) = len(a) + len(b), self.pair(a, b, template, length)
-            named: dict[str, Targets] = {"label": target}
+            by_name: dict[str, Targets] = {"label": target}
             if self.long_texts == "windows":
-                named["weight"] = WindowWeight(np.array([1 / len(chunks)], dtype=np.float32))
+                by_name["weight"] = WindowWeight(np.array([1 / len(chunks)], dtype=np.float32))
             # [CLS], which the head reads, is global in Longformer.
             masked = ((chunk, np.arange(len(chunk)) == 0) for chunk in chunks)
-            sequences = (Sequence(x.ids, x.segments, named, (), mask) for x, mask in masked)
+            sequences = (Sequence(x.ids, x.segments, by_name, (), mask) for x, mask in masked)
             results.append(EncodedExample(tuple(sequences), tokens, cut))
         return results
 

@@ -372,8 +372,8 @@ def _save(graph: onnx.ModelProto, file: Path) -> None:
     """Write a graph; its weights are in `model.onnx_data` next to it if they are too many."""
     file.parent.mkdir(exist_ok=True)
     large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > INLINE_BYTES
-    place = f"{file.name}_data" if large else None
-    onnx.save_model(graph, file, save_as_external_data=large, location=place)
+    location = f"{file.name}_data" if large else None
+    onnx.save_model(graph, file, save_as_external_data=large, location=location)
 
 
 def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> None:

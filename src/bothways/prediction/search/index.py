@@ -394,8 +394,8 @@ class Index:
                 ids, sums = self.ids, ((score, row) for row, score in fused.items())
                 best = sorted(sums, key=lambda pair: (pair[0], ids[pair[1]]), reverse=True)
             texts = self.texts([row for _, row in best[: count if reranker else k]])
-            named = zip(best, texts, strict=False)
-            ranked = [Hit(self.ids[row].decode(), score, text) for (score, row), text in named]
+            documents = zip(best, texts, strict=False)
+            ranked = [Hit(self.ids[row].decode(), score, text) for (score, row), text in documents]
             if reranker and ranked:
                 scored = reranker((query, [hit.text for hit in ranked]))
                 ranked = ordered(ranked, scored.logits)[:k]

@@ -218,7 +218,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         For "f1_macro" each label has its own best F1; else all decisions have the best micro-F1.
         """
         index = {label: position for position, label in enumerate(labels)}
-        pairs = [(_known(e, index), [*made.probabilities.values()]) for e, made in results]
+        pairs = [(_known(e, index), [*p.probabilities.values()]) for e, p in results]
         if not pairs:
             return self
         truth, chances = (np.stack(column) for column in zip(*pairs, strict=True))

@@ -331,9 +331,9 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
 
 def _scored(results: base.Results[Question, AnswerPrediction]) -> ScoredAnswers:
     numbers = array("d")  # seven a question
-    for example, made in results:
+    for example, answer in results:
         base.required(example.annotated or None, example.where, "known answer")
-        numbers.extend(score_answer(example, made.text, made.best, made.null_difference))
+        numbers.extend(score_answer(example, answer.text, answer.best, answer.null_difference))
     if not numbers:
         raise base.nothing_to_score("question")
     return ScoredAnswers(*np.array(numbers).reshape(-1, 7).T)
