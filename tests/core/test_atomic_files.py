@@ -8,7 +8,7 @@ import pytest
 
 from bothways.core import files
 from bothways.core.errors import ConfigError, DataError, ResourceError, os_errors
-from bothways.core.files import replace_file, replace_folder, replace_text
+from bothways.core.files import check_output_path, replace_file, replace_folder, replace_text
 
 
 def write_model(parent: Path, text: str) -> Path:
@@ -54,6 +54,14 @@ def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path):
     ):
         with pytest.raises(ResourceError, match=message):
             replace_file(tmp_path / name, Path.touch)
+
+
+def test_a_place_without_permission_is_refused_before_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)  # root may write anywhere
+    (tmp_path / "inner").mkdir()
+    with pytest.raises(ResourceError, match=r"page\.html: permission denied"):
+        check_output_path(tmp_path / "page.html")
+    check_output_path(tmp_path / "inner" / "page.html")
 
 
 def test_a_text_with_a_name_that_is_not_utf8_is_refused(tmp_path):

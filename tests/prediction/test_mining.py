@@ -173,6 +173,7 @@ def test_the_command_trains_what_it_mines(index, model, tmp_path, capsys):
         (pairs(2), {"depth": 2}, ConfigError, "depth"),
         (pairs(2), {"margin": -0.1}, ConfigError, "margin"),
         (pairs(2), {"seed": -1, "choose": "random"}, ConfigError, "seed"),
+        (pairs(2), {"seed": 1}, ConfigError, "seed"),
         (pairs(2), {"out": "x.csv"}, ConfigError, "out"),
     ],
 )

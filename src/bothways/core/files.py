@@ -172,6 +172,10 @@ def check_output_path(path: Path, inputs: Iterable[str | Path] = ()) -> None:
         raise ResourceError("the parent folder does not exist", where=path, fix=fix)
     if path.is_dir():
         raise ResourceError("is a folder, not a file", where=path, fix="Name a file.")
+    # A file is replaced by one that is written next to it; a device or a pipe is written itself.
+    written = path if path.exists() and not path.is_file() else path.resolve().parent
+    if written.exists() and not os.access(written, os.W_OK):
+        raise ResourceError("permission denied", where=path, fix="Name another file.")
     check_not_input(path, inputs)
 
 

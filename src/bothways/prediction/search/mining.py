@@ -24,7 +24,7 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 
 from bothways.core.config.values import require_at_least, require_range
-from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.errors import ConfigError, ResourceError, argument
 from bothways.core.files import replace_text
 from bothways.core.progress import Progress
 from bothways.prediction.search.index import Index
@@ -63,6 +63,9 @@ class Mining:
     def __post_init__(self) -> None:
         require_at_least(1, negatives=self.negatives)
         require_at_least(0, skip=self.skip, seed=self.seed)
+        if self.seed and self.choose != "random":
+            fix = f"Add {argument(choose='random')}, or leave it out."
+            raise ConfigError("is of random candidates", where="seed", fix=fix)
         if self.depth < self.skip + self.negatives:
             message = f"must be at least skip + negatives, {self.skip + self.negatives}"
             raise ConfigError(message, where="depth", fix="Read more of each ranking.")
