@@ -52,7 +52,7 @@ def test_unknown_fields_are_refused_by_their_name(client, path):
     answer(client, path, body)
     status, code, param, message = refusal(client, path, {**body, "modle": None, "modl": 1})
     assert (status, code, param) == (422, "invalid", "modle")
-    assert "modle is unknown" in message
+    assert message.startswith("modle is not one of ")
     if path.startswith("/models") and path != "/models/choice":
         for inner, name in (("parameters", "candidate_labels"), ("options", "use_cahce")):
             wrong = {**body, inner: {name: ["a"]}}

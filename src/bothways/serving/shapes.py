@@ -207,8 +207,8 @@ def parse(request: type[R], body: Mapping[str, Any], limits: Limits) -> R:
                     break
                 fields = inner
             field_names = [x for x in fields.model_fields if x != "model"]
-            near = did_you_mean(name, field_names) or "; there are"
-            message = f"{path[:100]} is unknown{near} {', '.join(field_names)}"
+            near = did_you_mean(name, field_names)
+            message = f"{path[:100]} is not one of {', '.join(field_names)}{near}"
         case "missing":
             message = f"{path} is missing"
         case "model_type":
