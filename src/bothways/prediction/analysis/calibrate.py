@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.files import check_not_input
 from bothways.core.terminal import result_line
 from bothways.hub.model_card import UNSEEN, Card
@@ -72,8 +72,9 @@ def calibrate(
     if not isinstance(task, ClassificationTask | MultilabelTask) or (
         error is not None and isinstance(task, MultilabelTask)
     ):
-        what = "probabilities" if error is None else "sets"
-        message = f"{what} of the task {task.name!r} are not calibrated"
+        message = (
+            f"{'probabilities' if error is None else 'sets'} of {task.name} are not calibrated"
+        )
         fix = "Calibrate a model for classify or multilabel; sets (error) are of classify alone."
         raise ConfigError(message, where="model", fix=fix)
     predictor = Predictor(task_model, batch_invariant=True)
@@ -110,6 +111,11 @@ def calibrate(
     _fold(task_model, scale)
     threshold = None
     if isinstance(task, ClassificationTask):
+        if error is None and task.conformal is not None:
+            labelled.progress.message(
+                f"note: the sets of the calibrated model are left out; add {argument(error=0.1)} "
+                "for new ones"
+            )
         if error is not None:
             # Predicted again: weights in fp32 round a temperature.
             held_out = [examples[row] for row in halves[1]]
