@@ -323,11 +323,11 @@ def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces():
     ]
     reference = bm25s.BM25()
     reference.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
-    scorer, names = ranking.count_words(texts), ranking.encode_ids(map(str, range(50)))
+    scorer, names = ranking.build_bm25(texts), ranking.encode_ids(map(str, range(50)))
     for query in ("cat rain", "Paris, Paris sun", "the"):
         tokens = [token for token in query.lower().replace(",", "").split() if token != "the"]
         scores = reference.get_scores(tokens) if tokens else np.zeros(50, np.float32)
-        values, rows = ranking.search_by_words(scorer, query, 50, names)
+        values, rows = ranking.search_bm25(scorer, query, 50, names)
         assert np.array_equal(np.sort(rows), np.flatnonzero(scores > 0))
         assert np.allclose(values, scores[rows])
         assert np.all(np.diff(values) <= 0)

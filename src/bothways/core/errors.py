@@ -337,7 +337,11 @@ class Finding:
 
 
 def report_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Return warnings, then notes. Raises BothwaysError with all errors, if there are any."""
+    """Return the warnings and notes, warnings first.
+
+    Raises:
+        BothwaysError: there are errors; the message lists all of them.
+    """
     findings = list(findings)
     errors = [finding for finding in findings if finding.severity == "error"]
     if len(errors) == 1:

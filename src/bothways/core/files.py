@@ -62,7 +62,11 @@ def local_path(name: str | os.PathLike[str]) -> Path:
 
 
 def require_local(folder: Path) -> None:
-    """Raise ConfigError for a URL, or a name that is not UTF-8, which safetensors cannot write."""
+    """Check that a folder is not a URL, of which `Path` has made s3:/bucket/run.
+
+    Raises:
+        ConfigError: it is one, or its name is not UTF-8, which safetensors cannot write.
+    """
     require_utf8(folder)
     # `Path` has made s3:/bucket/run of s3://bucket/run.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", folder.as_posix()):
@@ -127,7 +131,11 @@ def hidden_folder(path: Path) -> Path:
 
 
 def recover_folder(path: Path) -> None:
-    """Restore a folder whose replacement was killed between its two renames. Raises OSError."""
+    """Restore a folder whose replacement was killed between its two renames.
+
+    Raises:
+        OSError: no permission.
+    """
     path = path.resolve()
     old = path.with_name(f"{HIDDEN}old-{path.name}")
     if os.path.exists(old) and not path.exists():  # False for a name that is too long
@@ -136,13 +144,21 @@ def recover_folder(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it, if they are missing. Raises ResourceError."""
+    """Create a folder and those above it; one that exists stays as it is.
+
+    Raises:
+        ResourceError: no space or no permission.
+    """
     with errors.os_errors(folder, _FIX):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file through a hidden one that replaces it; links stay. Raises ResourceError."""
+    """Write a file through a hidden one that replaces it; a link to it stays one.
+
+    Raises:
+        ResourceError: no space or no permission, or a pipe or a device; the file is as it was.
+    """
     check_output_path(path)
     if path.exists() and not path.is_file():  # /dev/null would become a file
         raise ResourceError("is a pipe or a device, not a file", where=path, fix="Name a file.")
@@ -158,7 +174,11 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write text in UTF-8 as `replace_file`. Raises DataError for half of a surrogate pair."""
+    """Write a file of text in UTF-8 as `replace_file` does.
+
+    Raises:
+        DataError: the text holds half of a surrogate pair.
+    """
     if (half := surrogate_in(text)) is not None:
         message = f"cannot hold {half}, as in the name of a file that is not UTF-8"
         raise DataError(message, where=path, fix="Rename the file.")
@@ -166,7 +186,15 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def check_output_path(path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Check that a file can be written and is not an input, before work. Raises ResourceError."""
+    """Check that a file can be written at `path`, before anything is read or computed for it.
+
+    Args:
+        inputs: files, or names of other sources, that are read for it.
+
+    Raises:
+        ResourceError: the parent folder does not exist or may not be written, or `path` is a folder
+            or one of the inputs.
+    """
     if not path.absolute().parent.is_dir():
         fix = "Create the folder first, or name another file."
         raise ResourceError("the parent folder does not exist", where=path, fix=fix)
@@ -194,7 +222,11 @@ def remove_folder(folder: Path) -> None:
 
 
 def file_digest(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal. Raises ResourceError if it cannot be read."""
+    """Return the SHA-256 of a file, in hexadecimal.
+
+    Raises:
+        ResourceError: it cannot be read.
+    """
     result = hashlib.sha256()
     with errors.read_errors(file), file.open("rb") as stream:
         while chunk := stream.read(1 << 20):
@@ -245,7 +277,11 @@ class DuplicateKey(Exception):
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object, as an `object_pairs_hook`. Raises DuplicateKey if it has a key twice."""
+    """Return an object; an `object_pairs_hook` of the json module.
+
+    Raises:
+        DuplicateKey: it has a key twice.
+    """
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
@@ -297,7 +333,12 @@ def parse_object(
 
 
 def read_json(file: Path, error: type[BothwaysError] = DataError) -> Any:
-    """Return the value in a JSON file; errors as `read_utf8` and `parse_json`."""
+    """Return the value in a JSON file.
+
+    Raises:
+        BothwaysError: of class `error`: not UTF-8, or as `parse_json`.
+        ResourceError: the file cannot be read.
+    """
     return parse_json(read_utf8(file, error), file, error)
 
 
@@ -332,7 +373,10 @@ def read_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) ->
 
 
 def check_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> None:
-    """Refuse what `read_regular` refuses, before a library opens it."""
+    """Refuse a pipe, a device or a file that is too large, before a library opens it.
+
+    Errors as `read_regular`.
+    """
     with errors.read_errors(file):
         status = file.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):

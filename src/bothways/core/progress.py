@@ -117,7 +117,14 @@ def announce(text: str) -> None:
 
 @contextmanager
 def shown_progress(progress: Any, notes: Iterable[str] = ()) -> Iterator[Progress]:
-    """Yield a receiver: of standard error, none, or the given one. Raises ConfigError."""
+    """Yield the receiver of progress: of standard error, none, or the given one.
+
+    Args:
+        notes: messages to begin with.
+
+    Raises:
+        ConfigError: it is neither a truth value nor a receiver.
+    """
     if not isinstance(progress, bool | Progress):
         message = f"is {progress!r}, which has no methods stage, advance and message"
         raise ConfigError(message, where="progress", fix="Give True, False or an object that has.")

@@ -122,7 +122,10 @@ class Corpus:
         return corpus
 
     def verify(self) -> None:
-        """Check every byte, offset and id, also of files that `open` skips. Raises DataError."""
+        """Compare every byte with the manifest, and check all offsets and ids. Raises DataError.
+
+        `open` skips the contents of large files.
+        """
         for name, stored in self.manifest.files.items():
             manifests.check_file(self.folder / name, stored, up_to=math.inf)
         self._check(math.inf)
@@ -176,7 +179,10 @@ class Corpus:
 
     @functools.cached_property
     def unknown_share(self) -> float:
-        """The fraction of unknown tokens; of a large corpus, in `COUNTED_CHUNKS` even parts."""
+        """The fraction of the tokens that are unknown to the tokenizer's vocabulary.
+
+        Of a large corpus, an even sample of `COUNTED_CHUNKS` parts is counted.
+        """
         unknown, total = self.tokenizer.specials.unknown, len(self.tokens)
         starts = range(0, total, max(CHUNK, -(-total // COUNTED_CHUNKS)))
         chunks = [self.tokens[at : at + CHUNK] for at in starts]
@@ -188,6 +194,10 @@ class Corpus:
 
         Each side has at least one document; of four or more documents, two are held out, because
         next sentence prediction draws from another document; more than `HELD_OUT` never are.
+
+        Args:
+            share: the fraction of the documents to hold out.
+            seed: decides which.
 
         Raises:
             ConfigError: a share outside of (0, 1).

@@ -85,7 +85,12 @@ class CorpusSource:
         segments.require(self._selection, template)
 
     def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:
-        """Yield plans from `cursor` on. Raises DataError if these documents have none there."""
+        """Yield plans from `cursor` on, each with the cursor of the next.
+
+        Raises:
+            DataError: the cursor is of another corpus, or no sequence can be made of these
+                documents.
+        """
         epoch, block, item, _ = cursor
         _check_whole(self._corpus.sentences, self._corpus.documents)
         self._check(cursor)
@@ -114,7 +119,11 @@ class CorpusSource:
         return not any(self._plans(view, block) for block in numbers)
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
-        """Build a plan, a pair with `targets["pair"]`. Raises DataError if a file was cut short."""
+        """Return the sequence of a plan; a pair has its label as `targets["pair"]`.
+
+        Raises:
+            DataError: a file of the corpus is shorter than when it was opened.
+        """
         from bothways.core.batch import LabelTargets
 
         _check_whole(self._corpus.tokens, self._corpus.words)
@@ -351,7 +360,11 @@ class Corpora:
         return cls(corpora, shares_of(mixture or Smoothed(), _sizes(corpora)))
 
     def shares_with(self, mixture: Mixture | None, where: str = "mixture") -> Mapping[str, float]:
-        """Return the shares of a phase with this mixture; None for `shares`. Raises ConfigError."""
+        """Return the shares of the sequences in a phase with this mixture; None for `shares`.
+
+        Raises:
+            ConfigError: the weights do not fit the corpora; `where` is the setting.
+        """
         if mixture is None:
             return self.shares
         return shares_of(mixture, _sizes(self.parts), where)
@@ -467,7 +480,11 @@ class MixedSource:
         return int(self._chunk(index // CHUNK)[index % CHUNK])
 
     def read(self, cursor: Cursor) -> Iterator[tuple[MixedPlan, Cursor]]:
-        """Yield plans from `cursor` on. Raises DataError if the cursor is of other corpora."""
+        """Yield plans from `cursor` on, each with the cursor of the next.
+
+        Raises:
+            DataError: the cursor is of other corpora.
+        """
         cursors = self._parts(cursor)
         streams: dict[int, Iterator[tuple[Any, Cursor]]] = {}
         for index in itertools.count(cursor.item):

@@ -251,7 +251,12 @@ def _is_wiki(name: str) -> bool:
 
 
 def origin_of(name: str) -> Origin:
-    """Return a source as it is now. Raises DataError or ResourceError if it cannot be found."""
+    """Return a source as it is now.
+
+    Raises:
+        DataError: there is no such data set of the Hub.
+        ResourceError: it cannot be reached.
+    """
     if name.startswith(HUB):
         return Origin(name, modified=HubData(name).version)
     if is_url(name):
@@ -261,9 +266,12 @@ def origin_of(name: str) -> Origin:
 
 
 def check_versions(folder: Path, origins: Iterable[Origin]) -> None:
-    """Compare the versions of sources with those noted in `folder` when a work began, or note them.
+    """Compare the versions of sources with those when a work began; note them if it begins now.
 
     Files only have a time of change: they may have been copied.
+
+    Args:
+        folder: where the work keeps what it knows of them.
 
     Raises:
         DataError: a data set of the Hub has changed.

@@ -154,7 +154,11 @@ class Selection:
     """The chosen documents of a corpus that are not empty."""
 
     def __init__(self, corpus: Corpus, ids: DocumentIds) -> None:
-        """Select the documents that are not empty by ids. Raises DataError if all are empty."""
+        """Select documents by their ids; of `AllExcept`, none may be empty.
+
+        Raises:
+            DataError: all documents are empty.
+        """
         # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
         self.sentences = np.asarray(corpus.sentences).view(np.int64)
         self.documents = np.asarray(corpus.documents).view(np.int64)
@@ -219,7 +223,11 @@ class Selection:
         return remaining if len(later_runs) else np.asarray(remaining), share
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
-        """Open a block of an epoch. Raises DataError if a sentence in it is empty."""
+        """Open a block of an epoch.
+
+        Raises:
+            DataError: a sentence in it is empty.
+        """
         window, index = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)
         block_parts = slice(*opened.edges[index : index + 2])

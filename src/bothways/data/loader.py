@@ -165,7 +165,11 @@ class ListSource:
         )
 
     def read(self, cursor: Cursor) -> Iterator[tuple[ListPlan, Cursor]]:
-        """Yield plans from `cursor` on. Raises DataError if the cursor is of a longer list."""
+        """Yield plans from `cursor` on, each with the cursor of the next.
+
+        Raises:
+            DataError: the cursor belongs to a longer list.
+        """
         epoch, block, item, _ = cursor
         # A list has one block; another cursor is of other data.
         if block > 0 or item >= len(self.sequences):

@@ -134,7 +134,12 @@ def holds_corpus(name: str | Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a corpus folder. Raises DataError if it is missing or damaged."""
+    """Read the manifest of a corpus folder.
+
+    Raises:
+        DataError: no such folder, no corpus, an unfinished one, one of another version, or a
+            damaged manifest.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     file = folder / MANIFEST
@@ -177,7 +182,11 @@ def describe_file(path: Path) -> Stored:
 
 
 def check_file(path: Path, stored: Stored, up_to: int | float = SMALL) -> None:
-    """Check the size of a file and, up to `up_to` bytes, its contents. Raises DataError."""
+    """Compare a file with the manifest: its size, and up to `up_to` bytes its contents.
+
+    Raises:
+        DataError: it is missing, cut short or changed.
+    """
     if not path.is_file():
         raise DataError("is missing", where=path, fix=REBUILD)
     if path.stat().st_size != stored.bytes:

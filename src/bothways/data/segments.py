@@ -132,6 +132,7 @@ class FullSentences(Segments):
     """Consecutive whole sentences, as many as fit (RoBERTa).
 
     Attributes:
+        length: the longest sequence in tokens, specials included.
         cross: True continues with the next document (FULL-SENTENCES), False ends a sequence at
             the end of its document (DOC-SENTENCES).
     """
@@ -253,7 +254,12 @@ _FOUR_DOCUMENTS = (
 
 @dataclass(frozen=True)
 class NextSentence(PairSegments):
-    """Two segments: the second follows the first (label 0) or is random (label 1), as in BERT."""
+    """Two segments: the second follows the first (label 0) or is random (label 1), as in BERT.
+
+    Attributes:
+        length: the longest sequence in tokens, specials included.
+        short: the share of documents that are read with a random shorter target length.
+    """
 
     classes: ClassVar[tuple[str, ...]] = ("is next", "random")
     one_sentence: ClassVar[str] = "next-sentence pairs of those are all random"
@@ -298,6 +304,8 @@ class SentenceOrder(PairSegments):
     """Two consecutive segments, in order (label 0) or swapped (label 1), as in ALBERT.
 
     Attributes:
+        length: the longest sequence in tokens, specials included.
+        short: the share of documents that are read with a random shorter target length.
         single: what a chunk of one sentence becomes: "split" cuts it in two at a random token,
             "drop" leaves it out, "random" adds a segment of another document with label 1, as
             Google's code does, which lets the topic give the answer away.

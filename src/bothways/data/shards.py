@@ -153,7 +153,11 @@ def store_shard(path: Path, shard: Shard) -> None:
 
 
 def read_shard(path: Path, *names: str) -> Shard:
-    """Read some arrays of a shard. Raises DataError if it is damaged, and deletes it."""
+    """Read some arrays of a shard.
+
+    Raises:
+        DataError: it is damaged; it is deleted, to be made again.
+    """
     try:
         # The zip format's checksums are verified while reading.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -270,7 +274,11 @@ def unsuited_steps(settings: manifest.CorpusSettings) -> Iterator[str]:
 def large_steps(
     settings: manifest.CorpusSettings, documents: int, steps: Sequence[manifest.StepCounts]
 ) -> Iterator[str]:
-    """Yield a note for each rule that left out more than half of the `documents` of the inputs."""
+    """Yield a note for each rule that left out more than half of the documents.
+
+    Args:
+        documents: the number of documents of the inputs.
+    """
     for step in steps:
         if step.name in settings.cleaning.document_rules and step.documents > _MOST * documents:
             note = f"{step.name} left out {step.documents / documents:.0%} of the documents"
@@ -284,7 +292,11 @@ def large_steps(
 def nothing_left(
     folder: Path, cleaning: Cleaning, documents: int, steps: Sequence[manifest.StepCounts]
 ) -> DataError:
-    """Return the error that names what left out all `documents` of the inputs."""
+    """Return the error about a corpus without documents, which names what left them out.
+
+    Args:
+        documents: the number of documents of the inputs.
+    """
     left = [step for step in steps if step.documents or step.lines]
     if not left:
         return DataError("the inputs have no document", where=folder, fix="Give other inputs.")

@@ -205,7 +205,15 @@ LineFile = tuple[str, Iterator[tuple[int, str]], Callable[[], float] | None, Cal
 
 
 def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = None) -> LineFile:
-    """Open a file, a URL or standard input as lines, none of them read; errors as `file_at`."""
+    """Open a file, a URL or standard input as lines, of which none is read yet.
+
+    Args:
+        fix: advice if there is no such file.
+
+    Raises:
+        DataError: no such file, or a folder.
+        ResourceError: permission denied.
+    """
     if source == text_io.STDIN:
         return text_io.STANDARD_INPUT, text_io.standard_input(), None, lambda: None
     counted, size = bytes_read or text_io.BytesRead(), 0
@@ -397,7 +405,10 @@ def _json_row(value: Any, location: str, fix: str) -> dict[str, Any]:
 
 
 def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
-    """Yield the objects of a JSON array, which is read whole."""
+    """Yield the objects of a JSON array, which is read whole.
+
+    Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
+    """
     fix = 'Write [{"text": "…"}, …], or one object per line in a .jsonl file.'
     values = read_json_text(path, fix, bytes_read, unique=True)
     if not isinstance(values, list):
@@ -412,7 +423,11 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
 def read_json_text(
     path: str, fix: str, bytes_read: text_io.BytesRead | None = None, *, unique: bool = False
 ) -> Any:
-    """Read a JSON file whole; `unique` refuses a key that repeats. Raises DataError."""
+    """Return the value in a JSON file, which is read whole; `unique` refuses a key that repeats.
+
+    Raises:
+        DataError: the file is not JSON, or longer than `MAX_ARRAY`.
+    """
     chunks, length, line_count = list[str](), 0, 1
     with contextlib.closing(text_io.read_lines(path, bytes_read, split=True)) as lines:
         for number, line in lines:  # the pieces of a long line have one number
@@ -496,7 +511,12 @@ class HubData:
     """A split of a data set, in the revision that it has when it is opened."""
 
     def __init__(self, source: str) -> None:
-        """Open a data set. Raises DataError, or ResourceError without the package datasets."""
+        """Open a data set.
+
+        Raises:
+            DataError: there is no such data set, or it cannot be read.
+            ResourceError: the package datasets is not installed.
+        """
         with optional("data", "reading Hub data sets"):
             from datasets import load_dataset_builder
 
@@ -516,7 +536,11 @@ class HubData:
 
     @functools.cached_property
     def stream(self) -> Any:
-        """The rows from the first on, an IterableDataset. Raises DataError for an unknown split."""
+        """The rows from the first on, as an IterableDataset.
+
+        Raises:
+            DataError: there is no such split.
+        """
         with _errors(self.source):
             return self._builder.as_streaming_dataset(split=self._split)
 
@@ -646,7 +670,10 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return values of NumPy, PyTorch or pyarrow as those of Python; pandas' NA and NaT as None."""
+    """Return numbers and arrays of NumPy, PyTorch or pyarrow as values and lists of Python.
+
+    What pandas calls NA or NaT is None.
+    """
     if type(value).__name__ in ("NAType", "NaTType"):  # without an import of pandas
         return None
     if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
@@ -655,7 +682,10 @@ def plain_value(value: Any) -> Any:
 
 
 def listed_classes(data: Any) -> dict[str, list[str]]:
-    """Return the classes that a `datasets.Dataset` or DataFrame lists, with or without rows."""
+    """Return the classes that data lists for its columns, with or without rows of them.
+
+    A `datasets.Dataset` lists them in its features, pandas in the categories of a column.
+    """
     features, kinds = getattr(data, "features", None), getattr(data, "dtypes", ())
     if isinstance(features, Mapping):
         return class_names(features)

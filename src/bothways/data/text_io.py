@@ -88,7 +88,11 @@ def suffix_of(name: str | Path) -> str:
 
 
 def max_line_bytes() -> int:
-    """Return the longest line in bytes. Raises ConfigError if `MAX_LINE` is not a number."""
+    """Return the longest line that is read, in bytes.
+
+    Raises:
+        ConfigError: the environment variable `BOTHWAYS_MAX_LINE_BYTES` is not a positive integer.
+    """
     value = os.environ.get(MAX_LINE, str(DEFAULT_MAX_LINE))
     if not value.isdecimal() or len(value) > 18 or int(value) < 1:
         fix = f"Set it to a number of bytes, such as {DEFAULT_MAX_LINE}, or unset it."
@@ -171,6 +175,9 @@ def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
 def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
     """Return the path of an existing file; pipes such as `/dev/fd/63` count.
 
+    Args:
+        fix: what to do if there is no such file.
+
     Raises:
         DataError: there is no such file, or it is a folder.
         ResourceError: permission denied.
@@ -187,7 +194,11 @@ def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """Return the files that match a glob, by name; ** matches folders. Raises DataError if none."""
+    """Return the files that a glob matches, in the order of their names; ** matches folders.
+
+    Raises:
+        DataError: there are none.
+    """
     paths = map(Path, sorted(glob.glob(str(local_path(pattern)), recursive=True)))
     if files := [path for path in paths if path.is_file()]:
         return files
@@ -200,7 +211,10 @@ def is_pipe(name: str | Path) -> bool:
 
 
 def is_stream(source: str) -> bool:
-    """Return True for standard input, and a pipe without a suffix: <(command) is /dev/fd/63."""
+    """Return True for standard input, and for a pipe without a suffix: <(command) is /dev/fd/63.
+
+    Neither has a name that says what its lines are.
+    """
     path = local_path(source)
     exists = os.path.exists(path) and not path.is_dir()
     return source == STDIN or (not path.suffix and exists and is_pipe(source))
@@ -226,7 +240,11 @@ def _open_url(url: str) -> Iterator[io.BufferedReader]:
 def open_bytes(
     name: str | Path, bytes_read: BytesRead | None = None
 ) -> Iterator[io.BufferedReader]:
-    """Open a file or URL, decompress it by its suffix, count its bytes. Raises ResourceError."""
+    """Open a file or a URL, decompressing it by its suffix; `bytes_read` is kept up to date.
+
+    Raises:
+        ResourceError: it cannot be opened or read.
+    """
     bytes_read, path = bytes_read or BytesRead(), local_path(name)
     with read_errors(name), _open_url(str(name)) if is_url(name) else path.open("rb") as raw:
         # Neither a pipe nor a file at a URL has a position.
@@ -320,7 +338,11 @@ def decode_lines(
 
 
 def standard_input() -> Iterator[tuple[int, str]]:
-    """Yield the lines of standard input as `decode_lines`. Raises ResourceError if it is closed."""
+    """Yield the lines of standard input; errors as `decode_lines`.
+
+    Raises:
+        ResourceError: standard input is closed.
+    """
     if sys.stdin is None:
         raise ResourceError("is closed", where=STANDARD_INPUT, fix="Name a file to read.")
     if sys.stdin.buffer.isatty():  # a program that waits in silence seems to compute
@@ -331,7 +353,12 @@ def standard_input() -> Iterator[tuple[int, str]]:
 def read_lines(
     path: str | Path, bytes_read: BytesRead | None = None, *, split: bool = False
 ) -> Generator[tuple[int, str], None, None]:
-    """Yield the lines of a file or URL, counting bytes; errors as `open_bytes`, `decode_lines`."""
+    """Yield the lines of a file or URL as `decode_lines` does; `bytes_read` is kept up to date.
+
+    Raises:
+        DataError: see `decode_lines`; a damaged compressed file.
+        ResourceError: see `open_bytes`.
+    """
     number = 0
     with open_bytes(path, bytes_read) as stream:
         try:

@@ -99,8 +99,11 @@ class Teacher:
 def check_teacher(
     folder: str, tokenizer: Tokenizer, length: int, location: str, fixes: tuple[str, str]
 ) -> list[Finding]:
-    """Return errors if a teacher cannot read sequences of `length` tokens of a tokenizer, each
-    with its advice in `fixes`: for another vocabulary, and for too few positions.
+    """Return errors if a teacher cannot read sequences of `length` tokens of a tokenizer.
+
+    Args:
+        location: the setting that names the teacher.
+        fixes: advice for another vocabulary and for too few positions.
     """
     path, findings = resolve(resolve_run(folder)), []
     if difference := Tokenizer.load(path).difference(tokenizer):
@@ -171,6 +174,7 @@ class MaskedTokens(StudentLoss):
     vectors = "masked"
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
+        """Return the sum over masked tokens."""
         return (masked_prediction(student.model, batch, student.hidden)[0],)
 
 
@@ -228,6 +232,7 @@ class CosineStates(StudentLoss):
     vectors = "all"
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
+        """Return the sum over tokens."""
         exact = torch.promote_types(student.hidden.last.dtype, torch.float32)
         x, y = (outputs.hidden.last.to(exact) for outputs in (student, teacher))
         cosine = F.cosine_similarity(x, y, dim=1)
@@ -267,6 +272,7 @@ class Relations(StudentLoss):
         return super().count(batch) * self.heads
 
     def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
+        """Return the sums for queries, keys and values."""
         pairs = (
             outputs.projections.reshape(len(batch.ids), 3, self.heads, -1).unbind(1)
             for outputs in (student, teacher)
@@ -382,6 +388,7 @@ class Distillation(Objective):
 
     @property
     def frozen_models(self) -> Mapping[str, str]:
+        """The teacher's folder."""
         return {"teacher": self.teacher}
 
     def prepare(
@@ -422,6 +429,7 @@ class DistillationModule(TrainingModule):
         return {"model": self.model}
 
     def frozen(self) -> tuple[str, ...]:
+        """Return the prefix of the teacher."""
         return ("teacher.",)
 
     @property

@@ -80,6 +80,7 @@ class GPTBERT(MaskedObjective):
         return dataclasses.replace(masked, targets={**masked.targets, "next": none})
 
     def training_module(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> GPTBERTModule:
+        """Return the module to train."""
         return GPTBERTModule(models["model"], self.causal, self.z_loss)
 
     @property
@@ -94,9 +95,12 @@ class GPTBERT(MaskedObjective):
 
 
 class GPTBERTModule(MaskedLMModule):
-    """Learns the tokens after others by a shifted head: masked ones, and in causal sequences.
+    """Learns the tokens after others: masked ones, and those of causal sequences.
 
-    `causal` is the factor of the loss "next"; the loss "masked" has the rest of 1.
+    Args:
+        model: an encoder with a "masked" head that is shifted.
+        causal: the factor of the loss "next"; that of "masked" is the rest of 1.
+        z_loss: the coefficient of both losses on normalisers; 0 for none.
     """
 
     predicts = LOSSES

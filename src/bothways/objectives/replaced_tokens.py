@@ -45,6 +45,7 @@ from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig
+from bothways.model.embedding import Embedding
 from bothways.model.heads import MaskedHead, ReplacedHead
 from bothways.model.init import without_weights
 from bothways.model.kernels.cross_entropy import row_chunks
@@ -106,6 +107,7 @@ class Replacements(Targets):
     draws: NDArray[np.float64] | Tensor
 
     def without_weight(self) -> Replacements:
+        """Return targets without positions and draws."""
         return type(self)(self.judged[:0], self.draws[:0])
 
 
@@ -218,17 +220,42 @@ def generator_of(encoder: EncoderConfig, size: Narrower | Shallower) -> EncoderC
     )
 
 
+def share_embedding(discriminator: Embedding, generator: Embedding, sharing: Sharing) -> None:
+    """Let two embeddings depend on each other; the projections stay their own.
+
+    Neither changes its output.
+    """
+    match sharing:
+        case "none":
+            pass
+        case "shared":
+            for name in ("token", "position", "segment", "task", "norm"):
+                setattr(generator, name, getattr(discriminator, name))
+        case "disentangled":
+            bases = generator.tables()
+            for name, table in discriminator.tables().items():
+                parametrize.register_parametrization(table, "weight", Offset(bases[name]))
+        case _:
+            assert_never(sharing)
+
+
 class Offset(nn.Module):
-    """A parametrization: a table is another one, `base`, without gradient, plus a difference."""
+    """A parametrization: a table is another one, without gradient, plus a difference.
+
+    Args:
+        base: the other table; it stays part of its own model only.
+    """
 
     def __init__(self, base: nn.Embedding) -> None:
         super().__init__()
         self._base = (base,)  # in a tuple, which does not register it as a submodule
 
     def forward(self, difference: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """Return the table for a difference."""
         return self._base[0].weight.detach() + difference
 
     def right_inverse(self, table: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """Return the difference for a table."""
         return table - self._base[0].weight.detach()
 
 
@@ -278,21 +305,14 @@ class ReplacedTokensModule(TrainingModule):
         model: the discriminator, an encoder with a "replaced" head.
         generator: an encoder with a "masked" head; with shared embeddings it takes over those of
             the other.
+        objective: its factor, temperature and sharing.
     """
 
     predicts = ("masked",)
 
     def __init__(self, model: Model, generator: Model, objective: ReplacedTokens) -> None:
         super().__init__()
-        # The projections of both embeddings stay their own, and neither changes its output
-        embedding, base = model.encoder.embedding, generator.encoder.embedding
-        if objective.sharing == "shared":
-            for name in ("token", "position", "segment", "task", "norm"):
-                setattr(base, name, getattr(embedding, name))
-        elif objective.sharing == "disentangled":
-            bases = base.tables()
-            for name, table in embedding.tables().items():
-                parametrize.register_parametrization(table, "weight", Offset(bases[name]))
+        share_embedding(model.encoder.embedding, generator.encoder.embedding, objective.sharing)
         self.model, self.generator, self.objective = model, generator, objective
         self.coefficients = {"replaced": objective.replaced}
 

@@ -60,6 +60,7 @@ class BoundaryTargets(Targets):
     ids: NDArray[np.int64] | Tensor
 
     def without_weight(self) -> BoundaryTargets:
+        """Return targets without tokens."""
         return type(self)(self.left[:0], self.right[:0], self.offset[:0], self.ids[:0])
 
 
@@ -89,6 +90,7 @@ class MaskedLMSpanBoundary(MaskedObjective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> SpanBoundaryModule:
+        """Return the module to train."""
         return SpanBoundaryModule(models["model"], self.boundary, self.z_loss)
 
 
@@ -127,6 +129,7 @@ class SpanBoundary(nn.Module):
         offset: Tensor,
         embedding: Float[Tensor, "vocab embedded"],
     ) -> Float[Tensor, "targets vocab"]:
+        """Return logits for tokens of spans."""
         x = torch.cat([left, right, self.place(offset).to(left.dtype)], 1)
         x = self.first_norm(activate(self.activation, self.first(x)))
         x = self.second_norm(activate(self.activation, self.second(x)))
@@ -134,7 +137,13 @@ class SpanBoundary(nn.Module):
 
 
 class SpanBoundaryModule(MaskedLMModule):
-    """Learns masked tokens, and from the borders of their spans: "boundary", times `factor`."""
+    """Learns masked tokens from their own vectors and from the borders of their spans.
+
+    Args:
+        model: an encoder with a "masked" head.
+        factor: factor of the loss "boundary".
+        z_loss: the coefficient of the loss "z"; 0 for none.
+    """
 
     def __init__(self, model: Model, factor: float = 1.0, z_loss: float = 0.0) -> None:
         super().__init__(model, z_loss)

@@ -151,10 +151,10 @@ def _post(
     example, names = dict(route.example), [model.name for model in fitting]
     if example.get("inputs", "") is None:
         task, tokenizer = fitting[0].task_model.task, fitting[0].task_model.tokenizer
-        sample = task.sample
+        value = task.example_input
         if task.name == "fill":
-            sample = f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
-        example["inputs"] = sample
+            value = f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
+        example["inputs"] = value
     if path == "/search":
         example["index"] = next(iter(models.indexes))
     routes = [route]

@@ -321,7 +321,7 @@ class Route:
         answer: type of an answer.
         summary: one line.
         kinds: tasks of models that answer; empty for all.
-        example: a request; None as `inputs` is the `sample` of the task.
+        example: a request; None as `inputs` is the `example_input` of the task.
         computes: False for an answer that needs no model, and has no numbers of its computation.
     """
 

@@ -161,7 +161,7 @@ class Task(Generic[E, P]):
             where it cannot; "{needed}" is the length that holds nearly all texts, "{limit}"
             for the maximum length of the model.
         problem: the `problem_type` of transformers, for tasks that share the label head.
-        sample: an input as a predictor takes it, for the OpenAPI document.
+        example_input: an input as a predictor takes it, for the OpenAPI document.
         model_class: the class that binds the task to a model.
     """
 
@@ -174,7 +174,7 @@ class Task(Generic[E, P]):
     problem: ClassVar[
         Literal["single_label_classification", "multi_label_classification", "regression"] | None
     ] = None
-    sample: ClassVar[Any] = "the cat sleeps in London"
+    example_input: ClassVar[Any] = "the cat sleeps in London"
     model_class: ClassVar[type[TaskModel[Any, Any]]]
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
@@ -278,7 +278,10 @@ class Task(Generic[E, P]):
         return [self.shared(example) or self.texts(example) for example in examples]
 
     def stratum(self, example: E) -> Hashable:
-        """Return the kind of an example, for a split by kinds: a class, a float, labels or None."""
+        """Return the kind of an example, of which each side of a split has its share.
+
+        A class, a score (a float), a tuple of labels, or None.
+        """
         return None
 
     def check(self, train: Many[E], dev: Many[E]) -> list[Finding]:
@@ -298,7 +301,9 @@ class Task(Generic[E, P]):
         raise NotImplementedError
 
     def training_sequences(self, encoded: EncodedExample) -> tuple[Sequence, ...]:
-        """Return the sequences of an example in training; a microbatch may have a part of them."""
+        """Return the sequences of an example as training reads them: those apart may be in
+        different microbatches.
+        """
         return encoded.sequences
 
     def score(self, results: Results[E, P], labels: Many[str]) -> Metrics:
@@ -321,7 +326,11 @@ class Task(Generic[E, P]):
         raise NotImplementedError
 
     def tuned(self: T, results: Results[Any, Any], labels: Many[str], metric: str) -> T:
-        """Return the task with settings, such as thresholds, that are best for a metric."""
+        """Return the task with settings chosen on development data, such as thresholds.
+
+        Args:
+            metric: the metric to optimize, where the task has a choice.
+        """
         return self
 
     def output_scale(self, train: Many[E]) -> OutputScale | None:

@@ -44,7 +44,11 @@ ALIASES = {alias: kind for kind, task in ALL_TASKS.items() for alias in task.ali
 
 
 def task_kind(name: str) -> str:
-    """Return the kind of the task with this name or alias, "tag" for "NER"; or ConfigError."""
+    """Return the kind of the task with this name or alias: "tag" for "tag", "ner" and "NER".
+
+    Raises:
+        ConfigError: no task has this name.
+    """
     plain = _plain(name)
     kind = name if name in ALL_TASKS else ALIASES.get(plain, plain)
     if kind not in ALL_TASKS:
@@ -64,7 +68,11 @@ def _plain(name: str) -> str:
 
 
 def trainable_task(name: str) -> Trainable:
-    """Return the task with this name or alias; ConfigError for one that needs no fine-tuning."""
+    """Return the task with this name or alias, with its defaults.
+
+    Raises:
+        ConfigError: no task has this name, or models are not fine-tuned for it.
+    """
     kind = task_kind(name)
     if kind not in TASKS:
         message = f"{name!r} needs no fine-tuning; models are fine-tuned for {', '.join(TASKS)}"

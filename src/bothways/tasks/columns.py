@@ -346,8 +346,11 @@ def guess_column(
 
 
 def cell_of(row: Row, column: str, location: str) -> Any:
-    """Return the value in a column; DataError for a row without it, half of a surrogate pair, which
-    JSON can hold, or a huge number.
+    """Return the value in a column.
+
+    Raises:
+        DataError: the row lacks the column, or its value has half of a surrogate pair, which JSON
+            can hold, or a huge number.
     """
     if column not in row:
         message = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
@@ -365,7 +368,11 @@ def cell_of(row: Row, column: str, location: str) -> Any:
 
 
 def text_of(row: Row, column: str, location: str) -> str:
-    """Return the text in a column, empty for null and NaN; DataError for other values."""
+    """Return the text in a column; empty for null and NaN.
+
+    Raises:
+        DataError: the row lacks the column, or its value is not a text.
+    """
     value = cell_of(row, column, location)
     if isinstance(value, float) and math.isnan(value):  # as pandas marks an absent text
         return ""
@@ -376,7 +383,11 @@ def text_of(row: Row, column: str, location: str) -> str:
 
 
 def label_of(value: Any, column: str, location: str) -> str | None:
-    """Return a label as text, None for an absent one; DataError for a list or an object."""
+    """Return a label as text; None for an absent one.
+
+    Raises:
+        DataError: the value cannot be a label, such as a list.
+    """
     if is_absent(value):
         return None
     match value:

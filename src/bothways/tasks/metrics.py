@@ -306,7 +306,10 @@ def average_precision(scores: Numbers, labels: Numbers) -> float:
 
 @dataclass
 class Rankings:
-    """Scored documents by query, wherever they are in the data; memory: 16 bytes a document."""
+    """Scored documents, collected by query, wherever they are in the data.
+
+    Memory: 16 bytes a document, and the queries.
+    """
 
     by_query: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
 

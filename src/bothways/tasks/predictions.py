@@ -425,7 +425,11 @@ class TagPrediction(Prediction):
         return self.tags[0] if len({*self.tags}) == 1 else self.tags
 
     def to_spans(self) -> dict[str, Any]:
-        """Return the text with spans of characters to train on; ConfigError for plain tags."""
+        """Return the text with its entities as character spans, which can be trained on.
+
+        Raises:
+            ConfigError: the tags are not those of entities.
+        """
         if self.entities is None:
             message = "spans are of entities, and the tags of this model are of single words"
             raise ConfigError(message, where="format", fix="Choose jsonl.")
@@ -537,7 +541,11 @@ def json_schema(annotation: Any) -> Schema:
 
 
 def arrow_type(annotation: Any) -> Any:
-    """Return the Arrow type of the values of a type; TypeError for arrays of NumPy and others."""
+    """Return the Arrow type of the values of a type.
+
+    Raises:
+        TypeError: there is none, as for an array of NumPy.
+    """
     import pyarrow
 
     items, origin = typing.get_args(annotation), typing.get_origin(annotation)

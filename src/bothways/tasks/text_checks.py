@@ -108,7 +108,13 @@ def check_case(labels: Many[str]) -> list[Finding]:
 def check_known(
     train: Many[str], dev: Iterable[tuple[str, str]], consequence: str = ""
 ) -> list[Finding]:
-    """Report labels that one set lacks, with the consequence for dev data, and labels alike."""
+    """Report labels of one set that the other lacks, and those that differ in case only.
+
+    Args:
+        train: the labels of the training data.
+        dev: the labels of the development data, each with its source.
+        consequence: that of a label without a development example.
+    """
     held_out = [*dev]
     dev_labels = {label for label, _ in held_out}
     unknown = [f"{location} ({label!r})" for label, location in held_out if label not in train]
@@ -149,7 +155,11 @@ def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
 def check_overlap(
     train: Many[Any], dev: Many[Any], key: Callable[[Any], Hashable], kind: str
 ) -> list[Finding]:
-    """Report development examples in the training data, by a key of all but their labels."""
+    """Report development examples that are in the training data.
+
+    Args:
+        key: returns what identifies an example: everything but its labels.
+    """
     train_keys = {key(example) for example in train}
     shared = [example.where for example in dev if key(example) in train_keys]
     fault = f"of {len(dev)} dev {kind} is|are also in the training data"

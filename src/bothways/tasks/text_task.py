@@ -97,7 +97,11 @@ LABEL = Column("label", "label", LABELS, ("sentiment", "intent", "emotion", "top
 
 
 def example_of(row: base.Row, columns: TextColumns, where: str) -> TextExample:
-    """Return the example in a row; DataError for an absent column or a value of another type."""
+    """Return the example in a row.
+
+    Raises:
+        DataError: a column is missing, a text is not a text, or a label cannot be one.
+    """
     text, text_b = texts_of_row(row, columns, where)
     label = None
     if columns.label is not None:
@@ -248,7 +252,10 @@ class LongTextTask(TextTask[P]):
         require_at_least(1, "task", stride=self.stride)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
-        """Return the example of these texts: one or two, as the model was trained."""
+        """Return the example that consists of these texts; see `Task.from_texts`.
+
+        A model that was trained on single texts refuses pairs, and the reverse.
+        """
         trained = self.columns
         count = 1 if trained.text_b is None else 2
         if trained.text is not None and len(texts) in {1, 2} - {count}:

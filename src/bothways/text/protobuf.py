@@ -51,7 +51,11 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes | Fixed]]:
-    """Yield (number, value) of fields; texts and messages are bytes. Raises MalformedError."""
+    """Yield (number, value) of the fields of a message, in order; texts and messages are bytes.
+
+    Raises:
+        MalformedError: the bytes are not a message.
+    """
     at = 0
     while at < len(message):
         key, at = varint(message, at)

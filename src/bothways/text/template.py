@@ -79,7 +79,11 @@ class Template:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer, opening: int, closing: int) -> Template:
-        """Return the template of a backend; without a post-processor, BERT's of [CLS] and [SEP]."""
+        """Return the template of a backend; without a post-processor, BERT's.
+
+        Args:
+            opening, closing: the ids of [CLS] and [SEP].
+        """
         if backend.post_processor is None:
             bos, eos = _token(opening), _token(closing)
             return cls(bos, eos, bos, eos, _token(closing, 1))
@@ -100,7 +104,10 @@ class Template:
 
 
 def assemble(a: Ids, b: Ids | None, template: Template, length: int | None = None) -> Sequence:
-    """Join one or two texts `(n)`, `(m)` with special tokens, cut to `length` tokens in all."""
+    """Join one or two texts `(n)`, `(m)` with their special tokens and segments.
+
+    With a `length` in tokens, the ends of texts that are too long are cut off.
+    """
     t = template
     if length is not None:
         room = length - (t.single if b is None else t.pair)

@@ -201,7 +201,10 @@ class Tokenizer:
         return tokenizer
 
     def for_segments(self, count: int) -> Tokenizer:
-        """Return the tokenizer for `count` segments of a model: all 0 if the template has more."""
+        """Return the tokenizer for a model with `count` segments.
+
+        With fewer than the template uses, all tokens are of segment 0, as in transformers.
+        """
         if self.template.max_segment < max(1, count):
             return self
         return Tokenizer(self.backend, self.specials, True, self.words)

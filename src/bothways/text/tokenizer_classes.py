@@ -74,7 +74,11 @@ class Specials:
 
 
 def find_specials(backend: Backend, config: Mapping[str, Any], location: Path | str) -> Specials:
-    """Find the special tokens by configured or customary names. Raises TokenizerError."""
+    """Find the special tokens that the configuration names, or else the customary ones.
+
+    Raises:
+        TokenizerError: special tokens are missing.
+    """
     size = backend.get_vocab_size()
     if size < len(NAMES):
         message = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens"
@@ -107,7 +111,12 @@ def name_in(config: Mapping[str, Any], setting: str) -> str | None:
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """Return the object in a file of settings, {} without a file. Raises TokenizerError."""
+    """Return the object in `tokenizer_config.json` or a file like it; empty if there is no file.
+
+    Raises:
+        TokenizerError: it holds something else, or text that is not made of characters.
+        ResourceError: it cannot be read.
+    """
     if not file.exists():
         return {}
     settings = read_object(file, TokenizerError)
@@ -118,7 +127,11 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def flag(config: Mapping[str, Any], file: Path, key: str, default: D) -> bool | D:
-    """Return a setting, by default if null. Raises TokenizerError unless it is true or false."""
+    """Return a setting of the tokenizer in `file`; null means the default.
+
+    Raises:
+        TokenizerError: it is neither true nor false.
+    """
     match config.get(key):
         case None:
             return default
@@ -481,7 +494,12 @@ def reconcile(
     config: Mapping[str, Any],
     file: Path,
 ) -> None:
-    """Apply settings to the backend of `tokenizer.json`, and compare it. Raises TokenizerError."""
+    """Apply the settings to the backend of `tokenizer.json`, and compare it with its class.
+
+    Raises:
+        TokenizerError: a setting is neither true nor false or contradicts the file, or the file
+            does not what the class does.
+    """
     if tokenizer_class is None:
         if config.get("tokenizer_class") is None:  # a file alone: its settings count, if any
             _follow(backend, config, file)
@@ -705,7 +723,11 @@ class JapaneseWords:
         return Pipeline(norm if self.normalise else None, cut, decoder)
 
     def attach(self, backend: Backend) -> Backend:
-        """Copy a backend, dividing words by MeCab. Raises ResourceError if it is not installed."""
+        """Return a copy of a backend that divides words by MeCab.
+
+        Raises:
+            ResourceError: MeCab or its dictionary is not installed.
+        """
         with optional("ja", "dividing Japanese words"):
             import fugashi
 
@@ -750,7 +772,11 @@ class _Divider:
 
 
 def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
-    """Read the settings of such a folder. Raises TokenizerError for another division into words."""
+    """Read the settings of a folder with this class.
+
+    Raises:
+        TokenizerError: words are divided in a way that is not supported.
+    """
     word = config.get("word_tokenizer_type") or "basic"
     subword = config.get("subword_tokenizer_type") or "wordpiece"
     kwargs = config.get("mecab_kwargs") or {}

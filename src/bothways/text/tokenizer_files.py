@@ -235,7 +235,11 @@ def _open(
     tokenizer_class: classes.TokenizerClass | None,
     words: classes.JapaneseWords | None,
 ) -> Opened:
-    """Return the backend of a file of this class, and the pipeline to apply if it holds none."""
+    """Return the backend, and the pipeline to apply if the file does not contain one.
+
+    Args:
+        tokenizer_class: the class of the folder, if it reads this file.
+    """
     match file.suffix:
         case ".txt":
             lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
@@ -455,7 +459,11 @@ _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
 def _read_sentencepiece(content: bytes) -> tuple[list[tuple[str, float]], str, bytes | None]:
-    """Return pieces with scores, the kind of model, its normalisation. Raises ValueError."""
+    """Return the pieces with their scores, the kind of the model, and its compiled normalisation.
+
+    Raises:
+        ValueError: the bytes are not the content of a `.model` file.
+    """
     pieces = list[tuple[str, float]]()
     kind: Any = 1
     charsmap: Any = None

@@ -75,7 +75,11 @@ class Sample:
 
 
 def characters_of(ceiling: float) -> int:
-    """Return the characters of a ceiling in millions. Raises ConfigError unless it is finite."""
+    """Return the characters of a ceiling in millions.
+
+    Raises:
+        ConfigError: it is not finite.
+    """
     if not math.isfinite(ceiling):
         fix = "Give a large number to read all of a text."
         message = f"must be a number of millions of characters, not {ceiling}"
@@ -329,7 +333,11 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend
 def _covering(
     ranked: list[tuple[str, int]], kind: WordPiece | Unigram, tokens: Callable[[str], int]
 ) -> list[str]:
-    """Return the first characters up to the coverage or the size; `tokens` counts those of one."""
+    """Return the first characters, and those after them up to the coverage or the size.
+
+    Args:
+        tokens: returns how many tokens a character needs.
+    """
     letters, total, covered = list[str](), sum(count for _, count in ranked), 0
     room = kind.size - len(SPECIALS)
     for letter, count in ranked:
@@ -398,7 +406,10 @@ def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> Backend:
 
 
 def _without(rare: dict[int, str], texts: Iterator[str], kind: Unigram) -> Iterator[str]:
-    """Return normalised texts without rare characters, which the trainer would keep."""
+    """Return normalised texts without rare characters, or the same texts if there are none.
+
+    The trainer itself keeps every character of its text.
+    """
     if not rare:
         return texts
     # A normaliser of its own: the tokenizer in training is locked while the trainer reads.

@@ -277,7 +277,10 @@ def _threads(size: int) -> int:
 def compile_wordpiece(
     backend: tokenizers.Tokenizer, spec: Mapping[str, Any]
 ) -> CompiledWordPiece | None:
-    """Return a tokenizer in C; None if it is not proved equal, or the library is missing."""
+    """Return a tokenizer in C for the content of a `tokenizer.json`.
+
+    None if that is not proved equal, or the library is not compiled.
+    """
     library = load().library
     match spec:
         case {

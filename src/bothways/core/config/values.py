@@ -38,7 +38,11 @@ def nest(values: Tree) -> dict[str, Any]:
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the tree of texts such as "encoder.depth=6"; errors as `split_overrides`."""
+    """Return the tree of texts such as "encoder.depth=6"; later texts win.
+
+    Raises:
+        ConfigError: a text without a key or "=".
+    """
     return nest(split_overrides(texts))
 
 
@@ -82,7 +86,11 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
 
 
 def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Replace the aliases of settings. Raises ConfigError if a setting is given under two names."""
+    """Return a tree in which settings under an alias have their own name.
+
+    Raises:
+        ConfigError: a setting is given under two names.
+    """
     renamed: dict[str, Any] = {}
     for name, value in tree.items():
         path = aliases.get(name, name)
@@ -94,7 +102,11 @@ def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
 
 
 def merge(low: Tree, high: Tree, location: str = "") -> dict[str, Any]:
-    """Merge two trees; `high` wins, and its numbers are indices of lists. Raises ConfigError."""
+    """Merge two trees; values of `high` win. In a list of `low`, a number as a key is an index.
+
+    Raises:
+        ConfigError: such an index is out of range, or a function gets settings.
+    """
     merged = {
         key: _merged(low.get(key), value, join_path(location, key)) for key, value in high.items()
     }
@@ -151,7 +163,11 @@ NONE = "none"
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Return the tree in a TOML file. Raises ConfigError if it cannot be read, or is not TOML."""
+    """Return the tree in a TOML file.
+
+    Raises:
+        ConfigError: the file does not exist, cannot be read, or is not TOML.
+    """
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         tree: dict[str, Any] = parser.loads(file.read_text(encoding="utf-8-sig"))
@@ -231,6 +247,8 @@ def require_range(
         interval: such as "(0, 1]", above 0 and at most 1; "[0, inf]" allows infinity, "[0, inf)"
             does not.
         location: the dotted path of their table.
+        fix: what to do instead.
+        numbers: the values by the names of their settings.
 
     Raises:
         ConfigError: a value is outside or NaN.
@@ -260,7 +278,15 @@ def require_at_least(least: float, location: str = "", /, **numbers: float | int
 
 
 def require_choice(choices: object, location: str, *values: object, fix: str | None = None) -> None:
-    """Check that values are among the choices of `Literal`s; None passes. Raises ConfigError."""
+    """Check that values are among the choices of a `Literal`, or a union of these; None passes.
+
+    Args:
+        location: the name of the parameter.
+        fix: advice instead of the list of choices.
+
+    Raises:
+        ConfigError: a value is none of them.
+    """
     allowed = [name for kind in get_args(choices) for name in get_args(kind) or (kind,)]
     for value in values:
         if value is not None and value not in allowed:

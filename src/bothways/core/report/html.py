@@ -95,7 +95,11 @@ def can_write(page: Path, progress: Progress) -> bool:
 
 
 def write_html(report: Report, file: Path) -> None:
-    """Write the page. Raises ResourceError if the file cannot be written."""
+    """Write the page.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
     page = to_html(report)
     with os_errors(file, "Free some space, or choose another path."):
         # Names of files may hold bytes that are not UTF-8.

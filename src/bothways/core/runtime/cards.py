@@ -57,7 +57,11 @@ CARDS = {
 
 
 def card_named(name: str) -> Accelerator:
-    """Return the card of this name, in any case. Raises ConfigError if there is none."""
+    """Return the card of this name, in any case.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if name.lower() not in CARDS:
         near = difflib.get_close_matches(name.lower(), CARDS, 1)
         message = f"there is no card {name!r}: it must be here or one of {', '.join(CARDS)}"

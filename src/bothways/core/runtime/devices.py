@@ -113,7 +113,11 @@ def has_flex(device: torch.device) -> bool:
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the type of matrix products. Raises ConfigError for "bf16" without hardware for it."""
+    """Return the type of matrix products.
+
+    Raises:
+        ConfigError: "bf16" on a device without bf16 instructions.
+    """
     match precision:
         case "fp32":
             return torch.float32

@@ -44,7 +44,10 @@ def usable_cores() -> int:
 
 
 def limit_threads() -> None:
-    """Limit libraries that are not loaded yet to the cores of the quota, unless the user has."""
+    """Give numerical libraries that are not loaded yet no more threads than the quota has cores.
+
+    They respect affinity themselves. A setting of the user's stays.
+    """
     if min(_quotas(), default=math.inf) < (os.cpu_count() or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
 
@@ -164,7 +167,10 @@ def _is_counted() -> bool:
 
 
 def give_back(device: torch.device) -> None:
-    """Return the memory that this process has freed and kept to the device, and tune it again."""
+    """Return the memory that this process has freed and kept to the device.
+
+    Settings of `tune_allocator` hold afterwards, too.
+    """
     if device.type == "cuda":
         import torch
 

@@ -130,7 +130,10 @@ def find_shingles(texts: Sequence[str], size: int) -> tuple[NDArray[np.uint32], 
 def sign(
     shingles: NDArray[np.uint32], offsets: NDArray[np.int64], permutations: int
 ) -> NDArray[np.uint16]:
-    """Return the MinHash signatures of sets of shingles, `(D, permutations)`; any if empty."""
+    """Return the MinHash signatures of sets of shingles, `(D, permutations)`.
+
+    That of an empty set means nothing.
+    """
     counts = np.diff(offsets)
     smallest = np.full((permutations, len(counts)), 2**32 - 1, dtype=np.uint32)
     space = np.empty(CHUNK, dtype=np.uint32)
@@ -200,7 +203,11 @@ def sign_texts(texts: Sequence[str], settings: NearDuplicates) -> SignedTexts:
 def find_near_duplicates(
     texts: SignedTexts, settings: NearDuplicates, progress: Progress = SILENT
 ) -> NDArray[np.int64]:
-    """Return the documents to leave out, ascending; those without shingles stay."""
+    """Return the documents to leave out, ascending. Documents without shingles stay.
+
+    Args:
+        texts: their arrays may be memory-mapped.
+    """
     documents, buckets, starts = _find_buckets(texts, settings, progress)
     threshold = settings.threshold
     deviation = math.sqrt(threshold * (1 - threshold) / settings.permutations)

@@ -89,7 +89,7 @@ def change_index(
             texts = [text for position in positions for _, text in index.documents(position)]
             progress.stage("counting words", len(texts))
             # An index without documents keeps its words, so that the next ones are counted, too.
-            scorer = ranking.count_words(texts or [""])
+            scorer = ranking.build_bm25(texts or [""])
             scorer.save(folder / f"bm25-{record.changes}", show_progress=False)
             change.record = dataclasses.replace(change.record, bm25=record.changes)
         replace_text(folder / RECORD, json.dumps(configs.to_dict(change.record), indent=1))

@@ -90,9 +90,9 @@ def rank_by_vectors(
 
 def rank_by_words(data: beir.RetrievalData, k: int) -> beir.Run:
     """Return the k + 1 best documents of each query by BM25, of those that share a word with it."""
-    scorer, ids = ranking.count_words(data.documents.values()), list(data.documents)
+    scorer, ids = ranking.build_bm25(data.documents.values()), list(data.documents)
     names, run = ranking.encode_ids(ids), dict[str, dict[str, float]]()
     for query, text in data.queries.items():
-        scores, rows = ranking.search_by_words(scorer, text, k + 1, names)
+        scores, rows = ranking.search_bm25(scorer, text, k + 1, names)
         run[query] = {ids[row]: float(score) for score, row in zip(scores, rows, strict=True)}
     return run

@@ -404,7 +404,7 @@ class Index:
 
     def by_words(self, query: str, count: int) -> list[tuple[float, int]]:
         names = self.ids[self.live]
-        scores, rows = ranking.search_by_words(self.words, query, count, names)
+        scores, rows = ranking.search_bm25(self.words, query, count, names)
         return list(zip(scores.tolist(), self.live[rows].tolist(), strict=True))
 
     @functools.cached_property

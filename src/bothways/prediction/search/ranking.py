@@ -279,7 +279,7 @@ def search_words(text: str) -> list[str]:
     return [word for word in _WORDS.findall(text.lower()) if word not in STOPWORDS_EN]
 
 
-def count_words(texts: Iterable[str]) -> Any:
+def build_bm25(texts: Iterable[str]) -> Any:
     """Return the indexed scorer of bm25s for at least one text; ResourceError without bm25s."""
     with optional("search", "BM25"):
         import bm25s
@@ -292,12 +292,12 @@ def count_words(texts: Iterable[str]) -> Any:
     return scorer
 
 
-def search_by_words(
+def search_bm25(
     scorer: Any, query: str, k: int, names: Shaped[np.ndarray, " rows"]
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return scores and rows of the k best documents that share a word with a query.
 
-    Equal scores are ordered as by `nearest.top_k`.
+    Equal scores are ordered as by `vectors.top_k`.
     """
     words = [word for word in search_words(query) if word in scorer.vocab_dict]
     if not words:

@@ -95,6 +95,7 @@ class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
         return {"label": float((_targets(batch)[1] != IGNORED).sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
+        """Return the cross-entropy over the choices of each question."""
         return {"label": choice_cross_entropy(scores, *_targets(batch))}
 
     def scores(self, batch: Batch) -> Float[Tensor, " choices"]:
@@ -111,6 +112,7 @@ class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
     def decode(
         self, example: ChoiceExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ChoicePrediction:
+        """Return the ending with the highest score, and all probabilities."""
         (scores,) = outputs
         index = int(scores.argmax())
         return ChoicePrediction(index, example.endings[index], tuple(base.softmax(scores).tolist()))
@@ -129,7 +131,7 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
     metric = "accuracy"
     metrics = base.directions("accuracy", lowest="loss")
     window = 1024
-    sample: ClassVar[Any] = {
+    example_input: ClassVar[Any] = {
         "context": "It rained.",
         "endings": ["She took an umbrella.", "She ate."],
     }

@@ -89,6 +89,7 @@ class TextClassifier(LabelModel[TextExample, ClassPrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ClassPrediction:
+        """Return the most probable label, if the model is sure enough, and all probabilities."""
         logits = averaged(outputs)
         index, chances, least = int(logits.argmax()), base.softmax(logits), self.task.conformal
         label = self.labels[index] if chances[index] >= self.task.abstain else None
@@ -114,6 +115,7 @@ class ClassScores:
         require_range("[0, 1]", abstain=self.abstain)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
+        """Return accuracy, F1, Matthews correlation and loss."""
         of_two = ("f1",) * (len(labels) == 2)
         return base.directions("accuracy", "f1_macro", "mcc", *of_two, lowest="loss")
 
@@ -249,7 +251,10 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
         return LabelTargets(np.array([_index(example, index)], dtype=np.int64))
 
     def baseline(self, examples: Many[TextExample]) -> base.Metrics:
-        """Return the metrics of the most frequent class; a loss only if it is plain."""
+        """Return the metrics of the most frequent class.
+
+        The loss is the class frequencies'; it is absent with smoothing or weights.
+        """
         labels, counts = self.labels(examples), Counter(example.label for example in examples)
         # The best constant probabilities are the frequencies: the loss is their entropy
         shares = {label: counts[label] / counts.total() for label in labels}
@@ -282,7 +287,11 @@ NEEDS_ENTAILMENT = "Choose a model for natural language inference, such as one t
 
 
 class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
-    """Candidates with a model of entailment; see `TaskModel`. ConfigError for other labels."""
+    """Candidates with a model that has outputs for entailment; see `TaskModel`.
+
+    Raises:
+        ConfigError: there is no candidate, or the model has no output that the task needs.
+    """
 
     task: ZeroShotTask
 
@@ -310,7 +319,9 @@ class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ClassPrediction:
-        """Return the best candidate and probabilities; they sum to 1 unless `by_itself`."""
+        """Return the most probable candidate and all probabilities; they sum to 1, unless each
+        candidate is judged by itself.
+        """
         logits = np.stack(outputs)[:, self._outputs].astype(np.float64)
         chances = base.softmax(logits)[:, 1] if self.task.by_itself else base.softmax(logits[:, -1])
         index = int(chances.argmax())

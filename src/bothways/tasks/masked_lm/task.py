@@ -148,7 +148,11 @@ class MaskFiller(base.TaskModel[TextExample, FillPrediction]):
         first: Int[Tensor, " top"],
         scores: Float[Tensor, " top"],
     ) -> tuple[Int[Tensor, "top masks"], Float[Tensor, " top"]]:
-        """Return the best fillings and their log p, given the best tokens of the first mask."""
+        """Return the best fillings of a sequence's masks and their log probabilities.
+
+        Args:
+            first, scores: the best tokens of the first mask and their log probabilities.
+        """
         top = len(first)
         rows = ids.repeat(top, 1)
         rows[:, places[0]] = first
@@ -235,6 +239,7 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
     def score(
         self, results: base.Results[TextExample, FillPrediction], labels: Many[str]
     ) -> base.Metrics:
+        """Raise a DataError: texts with masks have no answers to compare with."""
         message = "the tokens behind the masks are unknown, so fillings cannot be scored"
         raise DataError(message, fix=f"Score whole texts: {argument(task='likelihood')}.")
 
@@ -312,6 +317,7 @@ class LikelihoodScorer(MaskedScorer[LikelihoodPrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> LikelihoodPrediction:
+        """Return the tokens of the text, each with its log probability."""
         parts: dict[bool, list[Any]] = {True: [], False: []}
         for item, logs in zip(encoded.sequences, outputs, strict=True):
             ids = item.target("masked", TokenTargets).ids[: len(logs)]
@@ -368,7 +374,11 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     def _sequences(
         self, ids: Ids, words: NDArray[np.int32], tokenizer: Tokenizer, since: int = 0
     ) -> Iterator[Sequence]:
-        """Yield sequences that predict the tokens from `since` on; words ascend `(tokens)`."""
+        """Yield the sequences in which the tokens from `since` on are predicted.
+
+        Args:
+            words: the word of each token, ascending `(tokens)`.
+        """
         bare, first = assemble(ids, None, tokenizer.template), len(tokenizer.template.before)
         starts = stops = np.arange(first, first + len(ids))
         if self.variant == "word_l2r":
@@ -398,6 +408,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     def grade(
         self, example: TextExample, prediction: LikelihoodPrediction, labels: Many[str]
     ) -> float:
+        """Return the mean log probability of a token."""
         return prediction.log_likelihood / max(1, len(prediction.tokens))
 
 
@@ -443,6 +454,7 @@ class PairScorer(MaskedScorer[PreferencePrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> PreferencePrediction:
+        """Return the log-likelihoods of both texts."""
         assert isinstance(self.task, MinimalPairTask)
         share = 0.5 if self.task.variant == "both" else 1.0
         first, second = encoded.by_text([math.fsum(output.tolist()) for output in outputs])
@@ -463,7 +475,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     metric = "accuracy"
     metrics = base.directions("accuracy")
     window = 128
-    sample: ClassVar[Any] = [["the cats sleep", "the cats sleeps"]]
+    example_input: ClassVar[Any] = [["the cats sleep", "the cats sleeps"]]
     model_class = PairScorer
     check_binding = check_direction
 
@@ -481,6 +493,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
         return (NextTokenHead() if self.variant == "causal" else MaskedHead(),)
 
     def check_columns(self, columns: TextColumns, where: str) -> None:
+        """Raise a DataError for single texts."""
         if columns.text_b is None:
             message = f"has one text a row, {columns.text!r}; two are compared, the right one first"
             fix = f"Name both: {argument(text='NAME', text_b='NAME')}."
@@ -522,6 +535,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     def grade(
         self, example: TextExample, prediction: PreferencePrediction, labels: Many[str]
     ) -> float:
+        """Return 1 if the first text is more likely than the second, else 0."""
         return float(prediction.first > prediction.second)
 
 

@@ -249,7 +249,12 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
 
 
 def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool_]:
-    """Return the labels of the majority baseline by micro-F1, from the examples with each label."""
+    """Return the labels that the majority baseline has, by micro-F1.
+
+    Args:
+        counts: number of examples with each label.
+        examples: number of examples.
+    """
     # F1 of the k most frequent labels for all n examples: 2·Σ right / (k·n + Σ true)
     order = np.argsort(-counts, kind="stable")
     number = np.arange(1, len(counts) + 1)
@@ -281,9 +286,12 @@ def _labels(batch: Batch) -> Tensor:
 
 
 def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple[str, ...] | None:
-    """Return the labels in a row with a column of 0 and 1 for each label; DataError for others.
+    """Return the labels in a row with a column of 0 and 1 for each label.
 
     They are unknown (None) if a column is empty or -1, as in the test data of Jigsaw.
+
+    Raises:
+        DataError: a column is missing, or its value is neither.
     """
     flags = dict[str, bool | None]()
     for column in columns:
@@ -301,9 +309,12 @@ def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple
 
 
 def parse_labels(value: Any, separator: str, column: str, location: str) -> tuple[str, ...] | None:
-    """Return the labels in a cell: a list, also as JSON, or a text with separators; or DataError.
+    """Return the labels in a cell: a list, also as JSON, or a text with separators.
 
     An empty list or text means that the example has no label; null and NaN that it is unknown.
+
+    Raises:
+        DataError: an item cannot be a label, or a text is a list in another form than JSON.
     """
     if is_absent(value):
         return None

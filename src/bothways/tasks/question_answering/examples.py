@@ -156,7 +156,11 @@ def _list(values: Mapping[str, Any], key: str, location: str) -> list[Any]:
 
 
 def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
-    """Return the question in a row; DataError for an absent value or one of another type."""
+    """Return the question in a row.
+
+    Raises:
+        DataError: the row lacks the question or the context, or a value has another type.
+    """
     question, context = (text_of(row, name, where) for name in (columns.question, columns.context))
     answers: Answers | None = None
     impossible: bool | None = None

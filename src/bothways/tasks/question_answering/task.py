@@ -100,6 +100,7 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         return {"span": float(torch.as_tensor(weight).sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
+        """Return the mean cross-entropy of the first and the last token."""
         targets = batch.target("span", SpanTargets)
         return {"span": span_loss(scores, batch.layout, targets)}
 
@@ -174,7 +175,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     metrics = base.directions("f1", "em", "f1_best")
     length = 384
     window = 1024
-    sample: ClassVar[Any] = {
+    example_input: ClassVar[Any] = {
         "question": "Who wrote it?",
         "context": "Ada Lovelace wrote it in 1843.",
     }
@@ -226,6 +227,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         return Question("", *texts, where=where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return the head for spans, which has no dropout."""
         if dropout is not None:
             message = "the head of this task has none"
             raise ConfigError(message, where="dropout", fix="Leave it out.")
@@ -311,9 +313,11 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     def score(
         self, results: base.Results[Question, AnswerPrediction], labels: Many[str]
     ) -> base.Metrics:
+        """Return exact match, F1 and more; see `ScoredAnswers.metrics`."""
         return _scored(results).metrics()
 
     def grade(self, example: Question, prediction: AnswerPrediction, labels: Many[str]) -> float:
+        """Return the F1 with the nearest right answer."""
         return grade_answer(prediction.text, example).f1
 
     def tuned(
@@ -449,7 +453,10 @@ def span_scores(scores: Many[Scores], chunks: Many[range], max_tokens: int) -> S
 
 
 def best_spans(table: NDArray[np.float32], count: int) -> list[tuple[int, int, float]]:
-    """Return the best spans as (first token, last token, score), best first, then by place."""
+    """Return the best spans of `span_scores` as (first token, last token, score), best first.
+
+    Of equal ones, the span that begins first precedes.
+    """
     flat, max_tokens = table.ravel(), table.shape[1]
     positions = np.flatnonzero(flat > -np.inf)
     if count < len(positions):

@@ -48,11 +48,13 @@ class Regressor(NumberModel[TextExample, ScorePrediction]):
     """A regression task with a model whose head "labels" has one output; see `TaskModel`."""
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
+        """Return the squared error of the scores."""
         return {"label": squared_error(scores, targets_of(batch), window_weight(batch))}
 
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ScorePrediction:
+        """Return the score, the mean over windows."""
         return ScorePrediction(float(averaged(outputs)[0]))
 
 
@@ -73,6 +75,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         return ("score",)
 
     def stratum(self, example: TextExample) -> Hashable:
+        """Return the score."""
         value = _number(example.label)
         return None if math.isnan(value) else value
 
@@ -103,7 +106,10 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     def score(
         self, results: base.Results[TextExample, ScorePrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return both correlations and the mean squared error; memory: 16 bytes an example."""
+        """Return Pearson's and Spearman's correlation and the mean squared error.
+
+        Memory: 16 bytes an example, because ranks need all scores.
+        """
         truth, predicted = array("d"), array("d")
         for example, prediction in results:
             truth.append(_known(example))
@@ -113,6 +119,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         return correlation(np.frombuffer(truth), np.frombuffer(predicted))
 
     def grade(self, example: TextExample, prediction: ScorePrediction, labels: Many[str]) -> float:
+        """Return the squared error, negated."""
         return -((_known(example) - prediction.score) ** 2)
 
     def output_scale(self, train: Many[TextExample]) -> base.OutputScale | None:
@@ -123,6 +130,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         return base.OutputScale(float(np.mean(scores)), float(np.std(scores)))
 
     def baseline(self, examples: Many[TextExample]) -> base.Metrics:
+        """Return the metrics of always answering the mean score."""
         # The constant with the least squared error is the mean, and the error is the variance
         mean = ScorePrediction(float(np.mean([_known(example) for example in examples])))
         metrics = self.score(((example, mean) for example in examples), ())

@@ -90,6 +90,7 @@ class Ranker(text_task.NumberModel[RankExample, RankPrediction]):
     task: RerankingTask
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
+        """Return the binary cross-entropy of the scores."""
         columns = (scores, text_task.targets_of(batch), text_task.window_weight(batch))
         return {"label": binary_cross_entropy(*(column[:, None] for column in columns))}
 
@@ -118,7 +119,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
     metric = "ndcg@10"
     metrics = base.directions(*RANKING)
     window = 64
-    sample: ClassVar[Any] = [["who sleeps?", "the cat sleeps"]]
+    example_input: ClassVar[Any] = [["who sleeps?", "the cat sleeps"]]
 
     column_table = TABLE
     objects = True
@@ -137,7 +138,9 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
 
     def _joined_rows(self, rows: Iterable[TableRow], columns: RankColumns) -> Iterator[RankExample]:
-        """Yield examples: neighbouring rows with one document of a query are one."""
+        """Yield the examples of a table; neighbouring rows with one document each of a query are
+        one. Rows with lists are examples by themselves.
+        """
 
         def keyed() -> Iterator[tuple[Hashable, RankExample]]:
             """Yield each row's example with the key of its group."""
@@ -155,7 +158,12 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
             yield replace(group[0], documents=documents, labels=labels if known else None)
 
     def parse(self, row: base.Row, columns: text_task.TextColumns, where: str) -> RankExample:
-        """Return the example in a row; DataError for other values than texts and their labels."""
+        """Return the example in a row.
+
+        Raises:
+            DataError: a column is missing, or its value is not a text, a list of texts, or the
+                labels of the documents.
+        """
         assert isinstance(columns, RankColumns)
         assert columns.text is not None
         assert columns.text_b is not None
@@ -179,6 +187,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return RankExample(query, tuple(documents), where=where)
 
     def passages(self, examples: Many[RankExample]) -> Many[Hashable]:
+        """Return the queries: the rows of one are on one side of a split."""
         return [example.query for example in examples]
 
     def answered(self, example: RankExample, answer: Any) -> RankExample:
@@ -239,7 +248,10 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
     def score(
         self, results: base.Results[RankExample, RankPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return the mean nDCG@10, MRR@10 and MAP of queries, wherever their documents are."""
+        """Return the mean over queries of nDCG@10, MRR@10 and MAP; see `tasks.metrics`.
+
+        A query is one, wherever its documents are in the data.
+        """
         rankings = Rankings()
         for example, prediction in results:
             labels_of_query = base.required(example.labels, example.where)
@@ -250,6 +262,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return rankings.metrics()
 
     def grade(self, example: RankExample, prediction: RankPrediction, labels: Many[str]) -> float:
+        """Return the nDCG@10 of the query."""
         labels_of_query = base.required(example.labels, example.where)
         return ndcg(np.array(prediction.logits), np.array(labels_of_query))
 
@@ -268,6 +281,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return {**metrics, "loss": loss}
 
     def program_files(self, length: int) -> Mapping[str, Any]:
+        """Return the files by which sentence-transformers opens the model as a cross-encoder."""
         return program_files(CrossEncoderConfig(self.activation, length, *self.named_prompts))
 
 
@@ -312,7 +326,10 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
 
 
 def _check_queries(examples: Many[RankExample]) -> list[Finding]:
-    """Report queries that come again in later rows; rows with a list are ranked by themselves."""
+    """Report queries that come again after other rows: their documents are ranked by themselves.
+
+    A row with a list of documents is always ranked by itself.
+    """
     seen, repeated = set[str](), list[str]()
     for example in (example for example in examples if example.joined):
         if example.query in seen:

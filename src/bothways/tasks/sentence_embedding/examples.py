@@ -265,7 +265,12 @@ def text_key(text: str) -> int:
 
 
 def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample:
-    """Return the example in a row; DataError for other values than texts, a label or scores."""
+    """Return the example in a row.
+
+    Raises:
+        DataError: a column is missing, or its value is not a text, a list of texts, a label or the
+            scores of the documents.
+    """
     assert columns.text is not None
     text = tables.text_of(row, columns.text, where)
     positives = () if columns.text_b is None else _texts(row, columns.text_b, where)
@@ -300,7 +305,10 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
 def grades_file(source: str) -> Path | None:
     """Return the grades that a source names: FOLDER/qrels/SPLIT.tsv, or a folder with one split.
 
-    None for another source than BEIR's; DataError for a folder with several splits.
+    None for another source than BEIR's.
+
+    Raises:
+        DataError: the folder has several splits.
     """
     path = Path(source)
     if path.parent.name == "qrels" and corpus_file(path.parent.parent) is not None:
@@ -355,7 +363,11 @@ def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
 
 
 def loss_for(examples: Many[VectorExample]) -> losses.VectorLoss:
-    """Return the loss that is usual for examples of this form; DataError for single texts alone."""
+    """Return the loss that is usual for examples of this form.
+
+    Raises:
+        DataError: an example without a second text, a label or negatives.
+    """
     first = examples[0]
     if any(example.scores for example in examples):
         return losses.TeacherKL()

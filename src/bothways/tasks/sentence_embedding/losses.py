@@ -58,6 +58,7 @@ class TextTargets(Targets):
     )
 
     def without_weight(self) -> TextTargets:
+        """Return the same texts as fillers."""
         return dataclasses.replace(self, roles=np.full_like(self.roles, FILLER))
 
     @property
@@ -313,7 +314,9 @@ def at_widths(
 ) -> Tensor:
     """Return the mean of a loss over the first components of vectors (Kusupati et al. 2022).
 
-    Without widths it is that of all components, without weights the plain mean.
+    Args:
+        widths: the numbers of components; none for all components.
+        weights: the weight of each; none for equal ones.
     """
     chosen = [min(width, vectors.shape[-1]) for width in widths] or [vectors.shape[-1]]
     shares = weights or (1.0,) * len(chosen)

@@ -87,6 +87,7 @@ class PromptTokens(Targets):
     count: NDArray[np.int64] | Tensor
 
     def without_weight(self) -> PromptTokens:
+        """Return the same: there is no loss."""
         return self
 
 
@@ -97,6 +98,7 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
     loss_name: ClassVar[str] = "vectors"
 
     def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of examples, by their anchors."""
         return {self.loss_name: float(batch.target("texts", losses.TextTargets).anchors.numel())}
 
     def text_values(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -385,6 +387,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return dataclasses.asdict(cell)
 
     def grade(self, example: TextExample, prediction: VectorPrediction, labels: Many[str]) -> float:
+        """Raise a ConfigError: correlation is not defined for one pair."""
         message = "sentence vectors have no grade for each example, only a correlation"
         fix = f"Score each model: {call('evaluate', 'MODEL', task='embed')}"
         raise ConfigError(message, where="task", fix=fix)
@@ -402,7 +405,12 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return model.config.width * layers * poolings
 
     def bind(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Embedder:
-        """Bind the task; ConfigError for layers or a width that the model does not have."""
+        """Bind the task to any model.
+
+        Raises:
+            ConfigError: a layer that the model does not have, or pooled vectors that its Dense
+                layers do not read.
+        """
         projection, width = projection_of(model), self.pooled_width(model)
         if projection is not None and projection.inputs != width:
             message = f"gives {width} components, and the folder's Dense layer reads "
@@ -489,7 +497,11 @@ def sentence_encoder(config: sentence_transformers.SentenceEncoderConfig) -> Sen
 
 
 def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncoderConfig:
-    """Return the settings for sentence-transformers; ConfigError for other layers than the last."""
+    """Return the settings by which sentence-transformers computes the same vectors.
+
+    Raises:
+        ConfigError: the task reads other layers than the last one.
+    """
     settings = task_model.task
     if settings.layers not in ((-1,), (task_model.model.config.depth,)):
         message = f"other programs pool the last layer, and this task reads {settings.layers}"
@@ -506,7 +518,10 @@ def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncod
 
 def continued(task: SentenceEmbeddingTask, folder: Path, model: Model) -> SentenceEmbeddingTask:
     """Return the task with the settings of a folder of sentence-transformers that none were given
-    for, and add its Dense layers to the model; FolderError if they cannot be read.
+    for, and add its Dense layers to the model.
+
+    Raises:
+        FolderError: the folder's settings cannot be read.
     """
     config = sentence_transformers.read_program_config(folder, model.config.max_positions)
     if not isinstance(config, sentence_transformers.SentenceEncoderConfig):

@@ -87,7 +87,11 @@ class Nearest:
         self.scores = np.empty(0, np.float32)
 
     def add(self, start: int, scores: Float32[np.ndarray, "queries block"]) -> None:
-        """Add scores of the rows from `start`, −inf for deleted rows; DataError for NaN."""
+        """Add the scores of the rows from `start`, −inf for rows that do not count.
+
+        Raises:
+            DataError: a score is not a number.
+        """
         if np.isnan(scores.sum()) and np.isnan(scores).any():
             message = "a score is not a number: a vector is damaged, or has infinite components"
             raise DataError(message, where="vectors", fix="Compute the vectors again.")
@@ -353,7 +357,10 @@ class Correlation:
 
 @dataclass
 class Agreement:
-    """Scored pairs for several kinds of vectors, "cells"; memory: a number for a cell and pair."""
+    """Scored pairs for several kinds of vectors at once, such as layers and poolings ("cells").
+
+    Memory: one number for each cell and pair.
+    """
 
     scores: array[float] = field(default_factory=lambda: array("d"))
     cosines: array[float] = field(default_factory=lambda: array("f"))
@@ -368,7 +375,11 @@ class Agreement:
         self.total = units.sum(0) + (0 if self.total is None else self.total)
 
     def cells(self) -> list[Correlation]:
-        """Return the agreement of each cell; DataError for fewer than two pairs."""
+        """Return the agreement of each cell.
+
+        Raises:
+            DataError: fewer than two pairs.
+        """
         pairs = len(self.scores)
         if pairs < 2 or self.total is None:
             message = f"correlation needs at least two pairs, and there are {pairs}"
@@ -386,7 +397,11 @@ class Agreement:
 
 
 def gold_score(example: TextExample) -> float:
-    """Return the score of a pair; DataError for one text, or a label that is not a number."""
+    """Return the score of a pair.
+
+    Raises:
+        DataError: the example has one text, or its label is not a number.
+    """
     if example.text_b is None:
         fix = f"Name the columns: {argument(text='NAME', text_b='NAME', label='NAME')}."
         raise DataError("has one text; similarity needs two", where=example.where, fix=fix)

@@ -436,7 +436,11 @@ def _sentence(
 
 
 def _without_brackets(rows: list[_Row], where: str) -> list[str]:
-    """Return tags for brackets: (PER*, *) and (LOC) are B-PER, I-PER and B-LOC; DataError else."""
+    """Return the tags of spans in brackets: (PER*, *) and (LOC) become B-PER, I-PER and B-LOC.
+
+    Raises:
+        DataError: a field is not a bracket, or brackets nest or are not closed in the sentence.
+    """
     tags, kind, begun = list[str](), "", ""
     fix = "Words have *, or (TYPE* and *) around a span, or (TYPE) for one word; spans do not nest."
     for number, _, field in rows:

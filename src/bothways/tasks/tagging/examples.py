@@ -72,7 +72,11 @@ class TagColumns(tables.Columns):
 def choose_tag_columns(
     row: Row, where: str, requested: TagColumns, defaults: TagColumns, labelled: bool | None
 ) -> TagColumns:
-    """Return the columns of a table with this first row; see `columns.choose_columns`."""
+    """Return the columns to read from a table; see `columns.choose_columns`.
+
+    Args:
+        row: the first row: its values decide between words and texts.
+    """
     names = tuple(row)
     label = requested.label if labelled is not False else None
     columns = (requested.text, label, requested.document, requested.sentence)
@@ -429,7 +433,10 @@ def _checked(
 
 
 def with_context(examples: Numbered) -> Iterator[TagExample]:
-    """Yield examples with neighbours of their document, of which one is in memory at a time."""
+    """Yield each example with its neighbours in the document as context.
+
+    One document is in memory at a time.
+    """
     for document, group in itertools.groupby(examples, key=lambda pair: pair[0]):
         sentences = [example for _, example in group]
         if document is None:
@@ -452,7 +459,11 @@ def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
 def tag_example(
     row: Row, columns: TagColumns, where: str, splitter: running_text.Splitter
 ) -> TagExample:
-    """Return the example in a row; DataError for other values than words, tags, text and spans."""
+    """Return the example in a row.
+
+    Raises:
+        DataError: a column is missing, or its value is not a list of words or of tags.
+    """
     assert columns.text is not None
     words, label = tables.cell_of(row, columns.text, where), columns.label
     tags: Sentence | None = None

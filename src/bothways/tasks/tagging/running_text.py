@@ -164,7 +164,11 @@ class CharacterSpan:
 
 
 def read_spans(values: Any, column: str, location: str) -> list[CharacterSpan]:
-    """Return the spans in a value of a table, in their order in the text; DataError for others."""
+    """Return the spans in a value of a table, in their order in the text.
+
+    Raises:
+        DataError: it is not a list of spans.
+    """
     if not isinstance(values, list | tuple):
         display = json.dumps(values, default=str)[:60]
         message = f"column {column!r} holds {display}, not a list of spans"

@@ -68,9 +68,11 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
     task: TaggingTask
 
     def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of tagged words."""
         return {"tag": float((_targets(batch)[1] != IGNORED).sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
+        """Return the cross-entropy of the tags."""
         return {"tag": cross_entropy(scores, _targets(batch)[1])}
 
     def scores(self, batch: Batch) -> Float[Tensor, "targets labels"]:
@@ -191,6 +193,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return (TagHead(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
+        """Return the metrics of tags, and of entities where tags mark them."""
         names = ["f1"]
         if self.spells(labels):
             suffixes = ["", "_strict", *(f"/{kind}" for kind in schemes.types_of(labels))]
@@ -222,7 +225,11 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return check_tagged(train, dev, self.scheme)
 
     def gold_tags(self, example: TagExample, labels: Many[str]) -> tuple[str, ...]:
-        """Return the tags of an example in the scheme of `labels`; DataError for others."""
+        """Return the tags of an example in the scheme of the model's labels.
+
+        Raises:
+            DataError: it has no tags, or one that is not among `labels`.
+        """
         originals = base.required(example.tags, example.where, "tags")
         tags = schemes.as_labels(originals, labels) if self.spells(labels) else originals
         for number, (original, tag) in enumerate(zip(originals, tags, strict=True), 1):
@@ -235,7 +242,9 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def encode(
         self, examples: Many[TagExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[base.EncodedExample]:
-        """Return the windows of each sentence; "tag" has the first token of each word."""
+        """Return the windows of each sentence; the target "tag" has each word once, at its first
+        token.
+        """
         index = {label: position for position, label in enumerate(labels)}
         sentences = list(
             dict.fromkeys(words for e in examples for words in (e.words, *e.before, *e.after))
@@ -341,6 +350,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return counts.scores()["f1"] if counts.expected or counts.predicted else 1.0
 
     def baseline(self, examples: Many[TagExample]) -> base.Metrics:
+        """Return the metrics of the most frequent tag; the loss is the tag frequencies'."""
         labels, tagged = self.labels(examples), [e for e in examples if e.tags is not None]
         counts = Counter(tag for e in tagged for tag in self.gold_tags(e, labels))
         (top, _), total = counts.most_common(1)[0], counts.total()
