@@ -110,7 +110,8 @@ def test_an_index_is_chosen_and_described(client):
         ({"query": "a", "index": "films", "top": 301}, (413, "too_many_texts", "texts")),
         ({"query": ["a"] * 4, "index": "films", "mode": "hybrid"}, (413, "too_many_texts", "texts")),
         ({"query": "a" * 200_001, "index": "films"}, (413, "text_too_long", "text_characters")),
-        ({"query": "a " * 99, "index": "films", "truncate": False}, (413, "text_too_long", "inputs")),
+        ({"query": "a " * 99, "index": "films", "truncate": False}, (413, "text_too_long", "truncate")),
+        ({"query": TEXTS[0] * 9, "index": "films", "mode": "bm25", "rerank": "rank", "truncate": False}, (413, "text_too_long", "truncate")),
         ({"query": "a", "indx": "films"}, (422, "invalid", "indx")),
     ],
 )  # fmt: skip

@@ -428,7 +428,7 @@ class App:
         if not query.truncate and any(item.cut for item in encoded):
             length = model.task_model.length
             message = f"a text has more than {length} tokens, and truncate is false"
-            raise RequestError("text_too_long", message, param="inputs")
+            raise RequestError("text_too_long", message, param="truncate")
         units: Any = encoded
         if query.jobs is not None:  # it may have to read weights
             units = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)

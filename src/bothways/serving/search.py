@@ -195,7 +195,7 @@ def search(models: Models, request: SearchRequest) -> Query:
             scored = zip(hits, scores, strict=True)
             return shown(version, [ordered(*pair)[: request.top] for pair in scored])
 
-        return Query(reranker, pairs, write_reranked)
+        return Query(reranker, pairs, write_reranked, request.truncate)
 
     def shown(version: int, hits: list[list[Hit]]) -> SearchAnswer:
         pairs = zip(queries, hits, strict=True)

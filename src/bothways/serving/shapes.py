@@ -206,9 +206,8 @@ def parse(request: type[R], body: Mapping[str, Any], limits: Limits) -> R:
                 if not (isinstance(inner, type) and issubclass(inner, Fields)):
                     break
                 fields = inner
-            field_names = [x for x in fields.model_fields if x != "model"]
-            near = did_you_mean(name, field_names)
-            message = f"{path[:100]} is not one of {', '.join(field_names)}{near}"
+            near = did_you_mean(name, fields.model_fields)
+            message = f"{path[:100]} is not one of {', '.join(fields.model_fields)}{near}"
         case "missing":
             message = f"{path} is missing"
         case "model_type":
