@@ -124,7 +124,7 @@ def test_a_run_saves_a_usual_folder(settings, folder, tmp_path):
     text = "the film was great"
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run/model").eval()
     predictor = open_task(tmp_path / "run/model")
-    ids = torch.tensor([[2, *load_model(tmp_path / "run/model").tokenizer().encode(text), 3]])
+    ids = torch.tensor([[2, *load_model(tmp_path / "run/model").tokenizer.encode(text), 3]])
     expected = theirs(ids).logits.detach().softmax(-1)[0]
     found = predictor(text).probabilities
     for label, number in theirs.config.label2id.items():

@@ -121,7 +121,7 @@ def test_gradients_of_microbatches_are_those_of_one_graph(model, loss, tokens):
     """With dropout: both draw the same in each microbatch."""
     opened = load_model(model)
     task = SentenceEmbeddingTask(loss=loss or InBatchSoftmax(), widths=() if loss else (32, 8))
-    bound = task.bind(opened.model.double(), opened.tokenizer(), (), 16).train()
+    bound = task.bind(opened.model.double(), opened.tokenizer, (), 16).train()
     examples = [task.example(row) for row in with_negatives(9, 3)]
     items = bound.encode(examples)
     sequences = [sequence for item in items for sequence in task.training_sequences(item)]
@@ -233,10 +233,10 @@ def test_a_batch_of_one_has_nothing_to_compare(model):
 def test_prompts_go_by_the_side_of_a_text(model):
     opened = load_model(model)
     task = SentenceEmbeddingTask(prompts={"query": "good ", "document": "bad "})
-    bound = task.bind(opened.model, opened.tokenizer(), (), 16)
+    bound = task.bind(opened.model, opened.tokenizer, (), 16)
     example = task.example({"query": "film", "positive": "rain", "negative": "men"})
     (encoded,) = bound.encode([example])
-    expected = opened.tokenizer().encode(["good film", "bad rain", "bad men"])
+    expected = opened.tokenizer.encode(["good film", "bad rain", "bad men"])
     actual = [sequence.ids[1:-1].tolist() for sequence in encoded.sequences]
     assert actual == [ids.tolist() for ids in expected]
 
@@ -296,7 +296,7 @@ def test_each_text_has_its_vector_of_the_guide(model):
     opened = load_model(model)
     task = SentenceEmbeddingTask(long_texts="windows")
     rows = [*with_negatives(5, 3), {"anchor": "old men " * 12, "positive": "rain"}]
-    data = label(task, opened.tokenizer(), [task.example(row) for row in rows], [], 16)
+    data = label(task, opened.tokenizer, [task.example(row) for row in rows], [], 16)
     guided = with_guide_vectors(data, str(model), torch.device("cpu"), "fp32")
     predictor = bothways.load(model, "embed", device="cpu", normalised=True)
     for example, item in zip(guided.train_examples, guided.train, strict=True):

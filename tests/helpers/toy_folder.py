@@ -68,7 +68,7 @@ def save_classifier(
     heads = (PoolerHead(), LabelHead(len(labels)))
     model = Model(loaded.model.config, heads, loaded.model.encoder)
     change(model)
-    save_model(folder, model, loaded.tokenizer(), labels=labels, **options)
+    save_model(folder, model, loaded.tokenizer, labels=labels, **options)
     return folder
 
 

@@ -63,7 +63,7 @@ def predictor(
     torch.manual_seed(4)
     heads = (*heads, TagHead(3), *further)
     model = Model(loaded.model.config, heads, loaded.model.encoder).to(device)
-    task_model = definition.bind(model, loaded.tokenizer(), labels, length)
+    task_model = definition.bind(model, loaded.tokenizer, labels, length)
     return Predictor(
         task_model, precision, batch_invariant=batch_invariant, reopen=lambda: task_model
     )

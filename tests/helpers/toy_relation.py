@@ -208,7 +208,7 @@ def serve_once(folder: Path, rows: list[dict[str, Any]], file: Path) -> None:
     from running_server import running
 
     loaded = load_model(folder, heads=(RelationHead(2),))
-    task_model = RelationTask().bind(loaded.model, loaded.tokenizer(), loaded.labels, 12)
+    task_model = RelationTask().bind(loaded.model, loaded.tokenizer, loaded.labels, 12)
     with running(App({"toy": ServedModel("toy", Predictor(task_model))})) as url:
         routes = httpx.get(url + "/openapi.json").json()["paths"]
         assert "/relation" in routes

@@ -141,24 +141,24 @@ def saved(folder: Path) -> Path:
 )
 def test_a_damaged_vocabulary_is_refused(spoil, message, tmp_path):
     folder = saved(tmp_path / "model")
-    assert load_model(folder).tokenizer().size == len(WORDS)
+    assert load_model(folder).tokenizer.size == len(WORDS)
     with_vocabulary(folder, spoil(WORDS))
     with pytest.raises(FolderError, match=message):
-        load_model(folder).tokenizer()
+        _ = load_model(folder).tokenizer
 
 
 def test_the_vocabulary_is_the_one_that_was_saved(tmp_path):
     folder = saved(tmp_path / "model")
     loaded = load_model(folder)
-    save_model(tmp_path / "ours", loaded.model, loaded.tokenizer())
+    save_model(tmp_path / "ours", loaded.model, loaded.tokenizer)
     again = load_model(tmp_path / "ours")
-    assert again.tokenizer().fingerprint == loaded.tokenizer().fingerprint
+    assert again.tokenizer.fingerprint == loaded.tokenizer.fingerprint
     assert again.extra == {}
     words = [*WORDS[:5], *reversed(WORDS[5:])]
     other = Tokenizer.load(with_vocabulary(folder, words) / "vocab.txt")
     other.save(tmp_path / "ours")
     with pytest.raises(FolderError, match="holds another vocabulary than the model was saved with"):
-        load_model(tmp_path / "ours").tokenizer()
+        _ = load_model(tmp_path / "ours").tokenizer
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_files_without_an_end_are_refused(name, kind, tmp_path):
             with file.open("wb") as sparse:
                 sparse.truncate(2**40)
     with pytest.raises(BothwaysError) as error:
-        load_model(folder).tokenizer()
+        _ = load_model(folder).tokenizer
     assert str(error.value.where) in {str(file), str(folder)}
 
 

@@ -365,7 +365,7 @@ def test_what_cannot_be_uploaded_is_one_error(tmp_path, api, monkeypatch):
 def test_the_code_of_a_card_opens_its_folder(tmp_path, kinds):
     loaded = load_model(make_folder(tmp_path / "bert"))
     model = Model(loaded.model.config, (PoolerHead(), *kinds), loaded.model.encoder)
-    save_model(tmp_path / "saved", model, loaded.tokenizer())
+    save_model(tmp_path / "saved", model, loaded.tokenizer)
     code = (tmp_path / "saved" / "README.md").read_text().split("```")[1].removeprefix("python\n")
     exec(code.replace("…", str(tmp_path / "saved")), names := {})
     assert names["model"].encoder if len(kinds) > 1 else names["tokenizer"]("a film").input_ids

@@ -89,7 +89,7 @@ def test_values_are_those_of_the_saved_model(probed, files):
 
     loaded = load_model(probed.folder)
     rows = [line.split("\t") for line in Path(files[1]).read_text().splitlines()[1:]]
-    tokenizer, features = loaded.tokenizer(), []
+    tokenizer, features = loaded.tokenizer, []
     special = tokenizer.specials
     for text, _ in rows:
         ids = np.array([special.cls, *tokenizer.encode(text), special.sep], dtype=np.int32)

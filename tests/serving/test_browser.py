@@ -68,7 +68,7 @@ def hostile(folder: Path, kind: str) -> Predictor:
     else:
         labels, task, head = HOSTILE, ClassificationTask(), LabelHead(len(HOSTILE))
     model = Model(loaded.model.config, (head,), loaded.model.encoder)
-    task_model = task.bind(model, loaded.tokenizer(), labels, 32)
+    task_model = task.bind(model, loaded.tokenizer, labels, 32)
     return Predictor(task_model, reopen=lambda: task_model)
 
 

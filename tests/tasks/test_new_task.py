@@ -75,7 +75,7 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path):
     assert answers == [prediction.to_json() for prediction in expected]
     loaded = load_model(place, heads=(RelationHead(2),))
     assert loaded.labels == ("after", "before")
-    again = task.bind(loaded.model, loaded.tokenizer(), loaded.labels, LENGTH)
+    again = task.bind(loaded.model, loaded.tokenizer, loaded.labels, LENGTH)
     assert Predictor(again)(rows) == expected
     assert evaluate_task(again, dev) == result.metrics
     with pytest.raises(FolderError, match=r"bothways\.heads\.0.*: unknown kind 'relation'"):

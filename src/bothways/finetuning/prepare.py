@@ -119,7 +119,7 @@ def load_for(settings: FinetuneConfig, heads: Iterable[Head], device: str = "cpu
     fresh = {head.kind for head in required} - {"pooler"} | {*settings.fresh}
     loaded = load_model(source, required, fresh)
     if settings.lora is not None and settings.lora.adapter_only:
-        check_adapter_only(settings.model, loaded.model, loaded.tokenizer())
+        check_adapter_only(settings.model, loaded.model, loaded.tokenizer)
     return loaded
 
 
@@ -176,7 +176,7 @@ def prepare_run(
         loaded = load_for(
             settings, task.heads(task.labels(examples["train"]), settings.dropout), device.type
         )
-        model, tokenizer, read = loaded.model, loaded.tokenizer(), loaded.extra.get("tokens")
+        model, tokenizer, read = loaded.model, loaded.tokenizer, loaded.extra.get("tokens")
         tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
         if isinstance(task, SentenceEmbeddingTask):
             task = continued(task, loaded.folder, model)

@@ -106,8 +106,9 @@ class LoadedModel:
     tokenizer_folder: Path | None = None
     static_tokenizer: Tokenizer | None = None
 
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """Return the folder's tokenizer, with as many segments as the model has.
+        """The folder's tokenizer, with as many segments as the model has.
 
         Raises:
             TokenizerError: the folder has no tokenizer, or one that cannot be read.
@@ -632,7 +633,7 @@ class PretrainedModel(Model):
             TokenizerError: the folder has no tokenizer, or one that cannot be read.
             FolderError: the vocabulary is not the one that the model was saved with.
         """
-        return self._loaded.tokenizer()
+        return self._loaded.tokenizer
 
     def save(self, folder: str | Path) -> Path:
         """Save model, tokenizer and labels as a Hugging Face folder; return its path.

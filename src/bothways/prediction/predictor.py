@@ -734,7 +734,7 @@ def _bind(
             loaded.model.heads[sentence_transformers.PROJECTION] = projection
     lengths = (length, recorded_length, loaded.model.config.max_positions)
     max_length = next(value for value in lengths if value is not None)
-    tokenizer = loaded.tokenizer()
+    tokenizer = loaded.tokenizer
     report_findings(check_model(loaded.model.config, tokenizer, max_length))
     task_model: TaskModel[Any, Any] = task.bind(loaded.model, tokenizer, loaded.labels, max_length)
     return task_model.eval()

@@ -92,7 +92,7 @@ def distil_static(
         TokenizerError: the tokenizer divides words by a program that its file does not contain.
     """
     loaded = load_model(resolve_run(teacher), whole=False)
-    tokenizer, of_teacher = loaded.tokenizer(), loaded.model.config.width
+    tokenizer, of_teacher = loaded.tokenizer, loaded.model.config.width
     default = min(256, of_teacher)
     width = default if width is None else width
     fix = f"It is at most that of the teacher: set it to {default}."

@@ -258,7 +258,7 @@ def adapt(  # noqa: PLR0913 – one option per question
         def build() -> dict[str, Path]:
             with run_folder(out, resume=resume, progress=progress):
                 pass
-            tokenizer = loaded.tokenizer()
+            tokenizer = loaded.tokenizer
             return {
                 name: _corpus(paths, tokenizer, out, name, progress).folder
                 for name, paths in sources.items()

@@ -246,7 +246,7 @@ def scored_objective(source: str) -> Objective:
         if isinstance(objective, dict) and "kind" in objective:
             by_order = objective["kind"] == MaskedLMSentenceOrder.kind
         else:
-            family = family_for(loaded.model.config, loaded.tokenizer().kind)
+            family = family_for(loaded.model.config, loaded.tokenizer.kind)
             by_order = family is not None and family.model_type == "albert"
         return MaskedLMSentenceOrder() if by_order else MaskedLMNextSentence()
     if "replaced" in kinds:

@@ -324,7 +324,7 @@ def test_what_stands_in_brackets_is_shown_as_it_is(source, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "[" / "INST]").mkdir(parents=True)
     loaded, place = load_model(source), tmp_path / "[" / "INST]" / "m"
-    save_model(place, loaded.model, loaded.tokenizer(), labels=("[/INST]", "pos"))
+    save_model(place, loaded.model, loaded.tokenizer, labels=("[/INST]", "pos"))
     labels = {"neg": "[/INST]", "pos": "pos"}
     examples = [TextExample(e.text, None, labels[str(e.label)]) for e in EXAMPLES[:20]]
     write_tsv(tmp_path / "dev.tsv", examples)

@@ -52,7 +52,7 @@ def saved(bert: Path, name: str, place: Path) -> Path:
         torch.nn.init.normal_(parameter, std=0.3)
     extra = {"task": configs.to_dict(task_model.task), "length": 24}
     labels = task_model.labels if kinds & {"labels", "tags"} else ()
-    save_model(place, model, loaded.tokenizer(), labels=labels, extra=extra)
+    save_model(place, model, loaded.tokenizer, labels=labels, extra=extra)
     return place
 
 
@@ -185,7 +185,7 @@ def test_shared_weights_are_in_the_files_once(bert, tmp_path):
     config = replace(preset("albert-base-v2"), vocab=len(VOCABULARY), depth=3, width=64, heads=2,
                      embedding=64, intermediate_size=2048, position=Learned(40))  # fmt: skip
     model = Model(config, ())
-    save_model(tmp_path / "albert", model, load_model(bert).tokenizer())
+    save_model(tmp_path / "albert", model, load_model(bert).tokenizer)
     gate = Int8Gate(lambda opened: {"spearman": 1.0}, limit=100.0)
     result = write_export(tmp_path / "albert", tmp_path / "out", task="embed", int8=gate)
     weights = sum(parameter.numel() for parameter in model.encoder.parameters())

@@ -112,7 +112,7 @@ def convert_vocabulary(
         progress.stage(f"converting {role or 'the model'}")
         loaded = load_model(folder)
         if change is None:
-            change = change_vocabulary(loaded.tokenizer(), word_list)
+            change = change_vocabulary(loaded.tokenizer, word_list)
         model = converted(loaded.model, change)
         counts = ", ".join(f"{fate}: {n:,}" for fate, n in change.counts.items())
         summary = (

@@ -435,7 +435,7 @@ def prepare_features(
     """
     progress.stage("reading the model and the data")
     loaded = load_model(resolve_run(settings.model), heads=())
-    model, tokenizer = loaded.model, loaded.tokenizer()
+    model, tokenizer = loaded.model, loaded.tokenizer
     length, depth = settings.length or model.config.max_positions, model.config.depth
     layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
     report_findings(check_model(model.config, tokenizer, length))

@@ -123,7 +123,7 @@ def estimate(entries: Many[Experiment], out: Path, *, device: str) -> TableSecti
     """
     rows, note, rate, total = list[list[Cell]](), "", 0.0, 0.0
     loaded = load_model(resolve_run(entries[0].settings.model), ())
-    tokenizer = loaded.tokenizer()
+    tokenizer = loaded.tokenizer
     for entry in entries:
         settings = entry.settings
         length = settings.length or settings.task.length or loaded.model.config.max_positions
@@ -175,7 +175,7 @@ def _training_speed(settings: FinetuneConfig, sample: list[Sequence], device: st
     labels = task.labels(reading.examples)
     loaded = load_for(settings, task.heads(labels, settings.dropout))
     length = settings.length or settings.task.length
-    task_model = task.bind(loaded.model, loaded.tokenizer(), labels, length)
+    task_model = task.bind(loaded.model, loaded.tokenizer, labels, length)
     task_model.to(choose_device(device))
     sequences = sorted(sample, key=len)
     batch = pack(sequences[:: max(1, sum(map(len, sequences)) // BATCH)])
