@@ -319,6 +319,17 @@ def test_the_columns_of_a_file_without_a_header_go_by_number(tmp_path):
     assert open_table(source, ["positive"]).names == ("Fine.", "positive")
 
 
+@pytest.mark.parametrize(("first", "columns", "expected"), [
+    (["1", "Fine."], ["1"], False),  # the label of the first row is 1, and texts are in column 1
+    (["a", "1", "", "Fine."], ["3", "1"], False),
+    (["0", "1"], ["1"], True),
+    (["text", "0"], ["0"], True),
+    (["2023", "2024"], ["2024"], True),
+])  # fmt: skip
+def test_a_value_like_the_number_of_a_column_is_not_its_name(first, columns, expected):
+    assert is_header(first, [["other"] * len(first)], columns) is expected
+
+
 def test_array_of_objects_has_a_row_per_object(tmp_path):
     rows = [{"text": "ä" * 100, "n": [{"m": i}]} for i in range(2000)]
     for indent in (None, 1):

@@ -127,8 +127,8 @@ def open_table(
     Args:
         source: a name, whose suffix gives the kind. Standard input ("-") and pipes without a suffix
             are JSON lines if columns are asked for, else lines of text.
-        columns: required columns. A first line that has one of them is a header; a number that is
-            not in the first line means that there is no header.
+        columns: required columns. A first line that has one of them is a header; the number of a
+            column means that there is none, unless all columns are named by their numbers.
         only: the columns to read from a Parquet file; None for all.
 
     Raises:
@@ -321,18 +321,22 @@ def _require_distinct(names: Iterable[str], location: str, fix: str = "Rename on
 def is_header(record: Many[str], sample: Many[Many[str]], columns: Iterable[str] = ()) -> bool:
     """Decide whether the first record of a file names its columns.
 
-    It does if it has a customary name, or one that was asked for. It does not if it looks like the
-    rows of `sample`: a number in a column of numbers, a value that occurs again in its column (a
-    label), or a long text.
+    It does if it has a customary name, or one that was asked for and is no number of a column. It
+    does not if it looks like the rows of `sample`: a number in a column of numbers, a value that
+    occurs again in its column (a label), or a long text.
 
     Example: ["A fine film.", "positive"] before ["Dull.", "positive"] → False.
     """
-    columns = tuple(columns)
+    columns, numbered = tuple(columns), [*map(str, range(len(record)))]
     if any(name.isdecimal() and name not in record for name in columns):
         return False
-    if any(name in record for name in columns) or list(record) == [*map(str, range(len(record)))]:
+    customary = not _COLUMN_NAMES.isdisjoint(name.strip().lower() for name in record)
+    if customary or list(record) == numbered:
         return True
-    if not _COLUMN_NAMES.isdisjoint(name.strip().lower() for name in record):
+    # The label of the first row may be 1, where column 1 is asked for.
+    if any(name in numbered for name in columns):
+        return False
+    if any(name in record for name in columns):
         return True
     for index, name in enumerate(record):
         column = [values[index] for values in sample if index < len(values)]
