@@ -20,6 +20,7 @@ from sklearn.utils import estimator_checks
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.sklearn import Classifier
+from bothways.tasks.text_task import TextColumns
 from toy_folder import make_examples, make_folder
 from toy_predictors import predictor
 
@@ -159,6 +160,15 @@ def test_a_pair_is_refused_where_the_model_reads_one_text(folder, tmp_path):
     with pytest.raises(DataError, match="has 1 text; the model was trained on 2"):
         compare(TEXTS[0])
     assert compare((TEXTS[0], "it ends")).label in {"a", "b"}
+    assert len([*classify.predict_examples(tmp_path / "two.csv")]) == 3  # the column of training
+    other = pairs.rename(columns={"text": "sentence1", "text_b": "sentence2"})
+    other.to_csv(tmp_path / "other.csv", index=False)
+    with pytest.raises(DataError, match="has 2 texts; the model was trained on 1"):
+        classify.read(tmp_path / "other.csv", labelled=False)
+    with pytest.raises(DataError, match="column 'text' or by text=NAME"):
+        classify({"sentence1": TEXTS[0], "sentence2": TEXTS[1]})
+    with pytest.raises(DataError, match="columns 'text' and 'text_b' or by text=NAME, text_b=NAME"):
+        compare.read(tmp_path / "two.csv", TextColumns("text"), labelled=False)
 
 
 def test_a_predictor_is_shown_in_one_line(embed, folder):

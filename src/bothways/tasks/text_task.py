@@ -256,13 +256,33 @@ class LongTextTask(TextTask[P]):
 
         A model that was trained on single texts refuses pairs, and the reverse.
         """
-        trained = self.columns
-        count = 1 if trained.text_b is None else 2
-        if trained.text is not None and len(texts) in {1, 2} - {count}:
-            message = f"has {quantity(len(texts), 'text(s)')}; the model was trained on {count}"
+        if len(texts) in {1, 2} - self._counts():
             fix = "Give several texts as a list, and the two texts of one example as a tuple."
-            raise DataError(message, where=where, fix=fix)
+            raise self._other_count(len(texts), where, fix)
         return super().from_texts(texts, where=where)
+
+    def check_columns(self, columns: TextColumns, where: str) -> None:
+        """Raise a DataError for two texts a row of a model that was trained on one, or the reverse.
+
+        Rows with two texts often have common aliases, such as "sentence1" and "sentence2".
+        """
+        count, trained = 1 if columns.text_b is None else 2, self.columns
+        if count not in self._counts():
+            fix = f"Give one, as column {trained.text!r} or by {argument(text='NAME')}."
+            if count == 1:
+                names = f"{trained.text!r} and {trained.text_b!r}"
+                fix = f"Give both, as columns {names} or by {argument(text='NAME', text_b='NAME')}."
+            raise self._other_count(count, where, fix)
+
+    def _counts(self) -> set[int]:
+        """Return the numbers of texts that an example may have: those of training, or 1 and 2."""
+        trained = self.columns
+        return {1, 2} if trained.text is None else {1 if trained.text_b is None else 2}
+
+    def _other_count(self, count: int, where: str, fix: str) -> DataError:
+        [trained] = self._counts()
+        message = f"has {quantity(count, 'text(s)')}; the model was trained on {trained}"
+        return DataError(message, where=where, fix=fix)
 
     def target(self, example: Any, index: Mapping[str, int]) -> Targets:
         """Return the answer of an example for the loss, by the index of each label."""
@@ -377,6 +397,9 @@ class PromptedTask(LongTextTask[P]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.prompt_text(self.prompt_name)
+
+    def check_columns(self, columns: TextColumns, where: str) -> None:
+        """Accept one text and two, whatever the model was trained on."""
 
     def prompt_text(self, name: str | None = None, text: str | None = None) -> str:
         """Return the prompt with this name, or this text; without either the default one.
