@@ -1,5 +1,6 @@
 """A task opens a folder that lacks heads which it does not read; those that it reads must be there and fit."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,25 @@ def test_a_task_whose_head_is_missing_says_what_its_file_lacks(tmp_path):
     changed(tmp_path / "classes", without("bert.pooler", "classifier"))
     with pytest.raises(FolderError, match="not the whole pooler: 2 missing:"):
         open_task(str(tmp_path / "classes"))
+
+
+def test_a_head_that_config_json_names_no_class_for_is_named(tmp_path):
+    saved(tmp_path / "classes", "BertForSequenceClassification")
+    config = tmp_path / "classes" / "config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({**settings, "architectures": None}))
+    for task in ("classify", None):
+        lacks = 'no class with classifier.bias, classifier.weight\n  Set "architectures"'
+        with pytest.raises(FolderError, match=lacks):
+            open_task(str(tmp_path / "classes"), task)
+
+
+def test_one_output_distinguishes_no_classes(tmp_path):
+    """Its softmax is 1 for every text."""
+    saved(tmp_path / "one", "BertForSequenceClassification", settings={"num_labels": 1})
+    advice = r'needs two\n  .*task="regress"'
+    with pytest.raises(FolderError, match=rf"has 1 output \(LABEL_0\), and classify {advice}"):
+        open_task(str(tmp_path / "one"), "classify")
 
 
 def test_a_fresh_head_is_never_left_out(tmp_path):

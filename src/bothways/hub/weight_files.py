@@ -250,6 +250,7 @@ def read_exact(weights: Weights, name: str) -> Tensor:
 
 NO_PLACE = "the configuration has no place for it"
 NOT_KNOWN = "not a known part of this family"
+NOT_REQUESTED = "head was not requested"
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,11 @@ class LoadReport:
     def fresh_heads(self) -> tuple[str, ...]:
         """The kinds of heads that start at random."""
         return tuple(sorted({str(head_of(name)) for name in self.fresh}))
+
+    @property
+    def unrequested(self) -> list[str]:
+        """The tensors of heads that were not requested."""
+        return [name for name, reason in self.unused.items() if reason.endswith(NOT_REQUESTED)]
 
     @property
     def faults(self) -> list[str]:
@@ -413,7 +419,7 @@ def _reason(
     if kind is not None and kind in fresh:
         return f"the {kind} head starts at random, as requested"
     if kind not in by_head:
-        return f"the {' or '.join(map(str, by_head))} head was not requested"
+        return f"the {' or '.join(map(str, by_head))} {NOT_REQUESTED}"
     match by_head[kind]:
         case Tie(tensor_name):
             return f"a copy of {tensor_name}"

@@ -759,10 +759,11 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     name = task.name
     if not needed <= set(loaded.model.heads):
         heads = " and ".join(map(repr, sorted(needed)))
-        message = f"the task {name!r} needs the head {heads}; this model has: {_heads(loaded)}"
+        message = f"the task {name!r} needs the head {heads}; this model has: "
         masked = "Choose a model with its masked head, such as the folder of a pre-training run."
         advice = {"masked": masked, "causal": NEEDS_DIRECTION, "labels": NEEDS_ENTAILMENT}
         fix = _FINETUNE_FIRST if name in TASKS else advice[min(needed)]
+        message, fix = _lacking(message, loaded, fix)
         raise FolderError(message, where=loaded.folder, fix=fix)
     if not needed and isinstance(loaded.model, SessionModel) and loaded.model.heads:
         message = f"the task {name!r} reads vectors; this export ends in the head {_heads(loaded)}"
@@ -775,6 +776,12 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
         outputs = f"{quantity(len(loaded.labels), 'output(s)')} ({listed(loaded.labels)})"
         message = f"its label head has {outputs}, and {name} has one"
         raise FolderError(message, where=loaded.folder, fix=_CHOOSE_OTHER)
+    if isinstance(task, ClassificationTask) and len(loaded.labels) == 1:
+        # The softmax of one output is 1, whatever the text.
+        message = f"its label head has 1 output ({loaded.labels[0]}), and {name} needs two"
+        score, single = argument(task="regress"), argument(task="multilabel")
+        fix = f"A score is read by {score}, the probability of one label by {single}."
+        raise FolderError(message, where=loaded.folder, fix=fix)
     if "labels" in needed:
         label, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
         if count > 1:
@@ -818,10 +825,11 @@ def _recorded_task(loaded: LoadedModel, kind: str | None) -> tuple[AnyTask, int 
         fits = task.problem is None or problem in (None, task.problem)
         if needed and needed <= set(loaded.model.heads) and fits:
             return task, record.length
-    message = f"is not fine-tuned for a task: its heads are {_heads(loaded)}"
+    message = "is not fine-tuned for a task: its heads are "
     untrained = ("likelihood", "fill", "embed") if "masked" in loaded.model.heads else ("embed",)
     tasks = " or ".join(argument(task=kind) for kind in untrained)
     fix = f"{_FINETUNE_FIRST} Or name a task that needs no training: {tasks}."
+    message, fix = _lacking(message, loaded, fix)
     raise _UntrainedError(message, where=loaded.folder, fix=fix)
 
 
@@ -829,3 +837,17 @@ def _heads(loaded: LoadedModel) -> str:
     """List the model's heads, and the faults of those that its class should have."""
     faults = (f"; not the whole {kind}: {fault}" for kind, fault in loaded.faults.items())
     return (", ".join(loaded.model.heads) or "none") + "".join(faults)
+
+
+def _lacking(message: str, loaded: LoadedModel, fix: str) -> tuple[str, str]:
+    """Return the message and the advice for a model without a head that a task needs.
+
+    Without "architectures" the file may hold a head that nothing names.
+    """
+    message += _heads(loaded)
+    unread = [] if loaded.faults else loaded.report.unrequested
+    if unread:
+        message += f"; config.json names no class with {listed(unread, 3)}"
+        fix = 'Set "architectures" there to the class that was saved, such as '
+        fix += '["BertForSequenceClassification"].'
+    return message, fix
