@@ -230,6 +230,22 @@ def test_a_text_may_begin_like_a_parquet_file(tmp_path):
     assert values(open_table(str(tmp_path / "a.txt"))) == [{"text": "PAR100 lamps are sold out 灯"}]
 
 
+def test_json_that_is_read_as_text_is_reported(tmp_path, caplog, monkeypatch):
+    """Its braces and keys would be parts of the texts."""
+    objects = '{"text": "Fine."}\n{"text": "Dull."}\n'
+    source = write(tmp_path / "a.txt", objects)
+    assert values(open_table(source)) == [{"text": line} for line in objects.splitlines()]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(objects.encode())))
+    open_table("-")
+    write(tmp_path / "b.txt", "{smile}\n" + objects)
+    open_table(str(tmp_path / "b.txt"))
+    [file, stdin] = caplog.messages
+    assert file.startswith(f"{source}:1: is a JSON object")
+    assert file.endswith(".jsonl")
+    assert stdin.startswith("standard input:1:")
+    assert stdin.endswith("use text=NAME")
+
+
 def test_nul_characters_are_left_out_and_counted(tmp_path, caplog):
     (tmp_path / "a.txt").write_bytes(b"one\ntw\0o\n\0three\rfour\n")
     assert [row["text"] for row in values(open_table(str(tmp_path / "a.txt")))] == [

@@ -24,6 +24,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import logging
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
@@ -31,11 +32,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from bothways.core.errors import DataError, ResourceError, argument, optional
+from bothways.core.errors import DataError, ResourceError, argument, optional, render
 from bothways.core.files import is_url, parse_json
 from bothways.core.terminal import listed, quantity
 from bothways.data import text_io
 
+logger = logging.getLogger(__name__)
 HUB = "hub:"
 """The beginning of the name of a data set."""
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".txt", ".parquet")
@@ -189,8 +191,7 @@ def _open_file(
             case ".jsonl":
                 table = Table(source, (), json_rows(source, lines))
             case ".txt":  # an empty line is a row, too: predictions stay aligned with lines
-                rows = (TableRow({"text": line}, f"{source}:{number}") for number, line in lines)
-                table = Table(source, ("text",), rows)
+                table = Table(source, ("text",), _text_rows(source, lines))
             case _:
                 fix = f"Supported are {KINDS}.{_ADVICE.get(suffix, '')}"
                 raise DataError(f"unsupported file type {suffix!r}", where=source, fix=fix)
@@ -222,6 +223,19 @@ def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = Non
         source, size = str(path), path.stat().st_size
     lines = text_io.read_lines(source, counted)
     return source, lines, lambda: counted.position / max(size, 1), lines.close
+
+
+def _text_rows(location: str, lines: Lines) -> Iterator[TableRow]:
+    """Yield each line as a text. A warning is logged if the first one is a JSON object."""
+    for number, line in lines:
+        if number == 1 and line.lstrip().startswith("{"):
+            with contextlib.suppress(DataError):
+                parse_json(line, location)
+                is_file = text_io.suffix_of(location) == ".txt"
+                fix = "name the file .jsonl" if is_file else f"use {argument(text='NAME')}"
+                message = f"is a JSON object, and is read as a text; to read a field, {fix}"
+                logger.warning("%s:%s: %s", location, number, render(message))
+        yield TableRow({"text": line}, f"{location}:{number}")
 
 
 # Delimited text
