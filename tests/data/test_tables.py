@@ -182,6 +182,20 @@ def test_lists_of_classes_have_their_names_in_every_release_of_datasets():
     assert class_names(features) == {name: ["no", "yes"] for name in features}
 
 
+def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path):
+    import datasets
+
+    folder = tmp_path / "saved"
+    rows = {"text": ["Fine.", "Dull."], "label": [1, 0]}
+    data = datasets.Dataset.from_dict(rows)
+    data.cast_column("label", datasets.ClassLabel(names=["no", "yes"])).save_to_disk(folder)
+    for path, advice in ((folder, f"write hub:{folder}"), (next(folder.glob("*.arrow")), "hub:")):
+        with pytest.raises(DataError, match=advice):
+            open_table(str(path))
+    labels = ["yes", "no"]
+    assert [row["label"] for row in values(open_table(f"hub:{folder}"))] == labels
+
+
 @pytest.mark.parametrize(("name", "content", "where", "message"), [
     ("none.csv", None, "", "no such file\n  Check the name. Supported are"),
     (".", None, "", "is a folder\n  Name a file in it"),

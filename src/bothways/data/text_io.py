@@ -53,6 +53,8 @@ _OTHER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16",
 }  # fmt: skip
+SAVED = ("state.json", "dataset_dict.json")
+"""Files that datasets' `save_to_disk` writes."""
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 SAVE_AS_CSV = "Of a spreadsheet, save each table as CSV UTF-8, with commas."
 """Advice for files of Excel, whatever their name."""
@@ -185,7 +187,11 @@ def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
     path = local_path(name)
     with read_errors(name):
         if path.is_dir():
-            raise DataError("is a folder", where=name, fix="Name a file in it.")
+            is_saved = any((path / file).is_file() for file in SAVED)
+            advice = f"Of a data set that datasets saved, write hub:{name}."
+            raise DataError(
+                "is a folder", where=name, fix=advice if is_saved else "Name a file in it."
+            )
         if not path.exists():
             near = near_path(path)
             fix = f"Did you mean {near}?" if near else fix
