@@ -130,6 +130,9 @@ def test_columns_by_name_and_by_number(tmp_path):
             read_examples(source, columns)
     (bare,) = read_examples(source, TextColumns("x", label="w"), labelled=False).examples
     assert bare.text == "<x>"
+    (tmp_path / "b.tsv").write_text("a fine film\tgood\na poor film\tbad\na fine play\tgood\n")
+    with pytest.raises(DataError, match='text=NUMBER, label=NUMBER, such as text="0"'):
+        read_examples(str(tmp_path / "b.tsv"))
 
 
 def test_usual_columns_are_taken_where_the_table_has_them(tmp_path):

@@ -338,6 +338,7 @@ def guess_column(
         value = "NUMBER" if numbered else "NAME"
         message += f"; use {_spelled(dict.fromkeys([column.role, *unclear], value))}"
         if numbered:
+            message += f", such as {_spelled({column.role: '0'})}"  # in Python a text, not a number
             fix = "The first line looks like a row. Or put a line with the names above it."
         elif aliases and not matching:
             fix = f"Or rename it to {(*column.names, *aliases)[0]!r}."
