@@ -177,6 +177,14 @@ def test_inputs_of_another_shape_are_one_message(folder):
         predictor(folder, "answer")("who?")
     with pytest.raises(DataError, match="input 1: is 2 texts, and the task 'tag' needs one text"):
         predictor(folder, "tag")(("a", "b"))
+    for row, message in (
+        ({"body of it": "a"}, r"is the text \(body of it\)\n  Call it 'text'"),
+        ({"text": "a", "sentence": "b"}, r"is the text \(text, sentence\)\n  Give one"),
+    ):
+        with pytest.raises(DataError, match=message):  # a call takes no names of columns
+            predictor(folder, "classify")(row)
+    with pytest.raises(DataError, match="use text=NAME"):
+        predictor(folder, "classify").evaluate([{"body of it": "a", "label": "a"}])
 
 
 def test_outputs_that_are_not_finite_are_an_error(folder, tmp_path, capsys):

@@ -48,6 +48,7 @@ from bothways.prediction.session_model import Runtime, SessionModel, open_sessio
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import NEEDS_ENTAILMENT, ClassificationTask
+from bothways.tasks.columns import UnclearColumnError
 from bothways.tasks.masked_lm.task import NEEDS_DIRECTION
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
@@ -586,7 +587,11 @@ def read_input(
     Raises:
         DataError: the task cannot read it.
     """
-    return _read_row(task_model, TableRow(value, f"input {number}"), labelled=labelled)
+    try:
+        return _read_row(task_model, TableRow(value, f"input {number}"), labelled=labelled)
+    except UnclearColumnError as error:
+        # A call and a request name no columns.
+        raise error.unnamed from None
 
 
 def _read_row(

@@ -31,6 +31,16 @@ _OPTIONS = ("text", "text_b", "label")
 """Roles that are options of the commands; others are settings."""
 
 
+class UnclearColumnError(DataError):
+    """A column that is not named and cannot be guessed.
+
+    Attributes:
+        unnamed: the error without advice to name the column, for an input whose columns cannot be.
+    """
+
+    unnamed: DataError
+
+
 @dataclass(frozen=True)
 class Columns:
     """The base of the types of columns: names, or numbers from 0 in a file without a header.
@@ -329,6 +339,9 @@ def guess_column(
     verb = "has" if column.noun.endswith("s") else "is"
     listing = listed(matching or names, MOST)
     message = f"cannot tell which column {verb} the {column.noun} ({listing})"
+    usual = (*column.names, *aliases, column.role)[0]
+    advice = "Give one of them." if matching else f"Call it {usual!r}."
+    unnamed = DataError(message, where=location, fix=advice)
     fix = separator_advice(names)
     if not fix and column.answer and len(names) == 1:
         message = f"has one column, {listing}, and no {column.noun}"
@@ -341,9 +354,11 @@ def guess_column(
             message += f", such as {_spelled({column.role: '0'})}"  # in Python a text, not a number
             fix = "The first line looks like a row. Or put a line with the names above it."
         elif aliases and not matching:
-            fix = f"Or rename it to {(*column.names, *aliases)[0]!r}."
+            fix = f"Or rename it to {usual!r}."
         fix = columns_advice([column]) if column.several else fix
-    raise DataError(message, where=location, fix=fix or None)
+    error = UnclearColumnError(message, where=location, fix=fix or None)
+    error.unnamed = unnamed
+    raise error
 
 
 def cell_of(row: Row, column: str, location: str) -> Any:

@@ -223,7 +223,8 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Question:
         if len(texts) != 2:
-            raise self.wrong_texts(texts, where, "a tuple (question, context)")
+            needs = 'a question with its context: {"question": "…", "context": "…"}'
+            raise self.wrong_texts(texts, where, needs)
         return Question("", *texts, where=where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
