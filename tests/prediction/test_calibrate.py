@@ -98,7 +98,8 @@ def test_a_calibration_that_does_not_help_is_reported(done, rows, tmp_path):
         again = bothways.calibrate(done.folder, part, tmp_path / str(number), progress=heard)
         helps = again.after["loss"] < again.before["loss"]
         assert any("does not lower" in line for line in heard.messages) is not helps
-        assert any("sets of the calibrated model" in line for line in heard.messages)
+        [note] = [line for line in heard.messages if "sets of the calibrated model" in line]
+        assert note.endswith("add error=0.1 for new ones")
         outcomes.add(helps)
     assert outcomes == {True, False}
 

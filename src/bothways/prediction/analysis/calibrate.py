@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, DataError, argument
+from bothways.core.errors import ConfigError, DataError, argument, render
 from bothways.core.files import check_not_input
 from bothways.core.terminal import result_line
 from bothways.hub.model_card import UNSEEN, Card
@@ -113,8 +113,8 @@ def calibrate(
     if isinstance(task, ClassificationTask):
         if error is None and task.conformal is not None:
             labelled.progress.message(
-                f"note: the sets of the calibrated model are left out; add {argument(error=0.1)} "
-                "for new ones"
+                "note: the sets of the calibrated model are left out; "
+                + render(f"add {argument(error=0.1)} for new ones")
             )
         if error is not None:
             # Predicted again: weights in fp32 round a temperature.
