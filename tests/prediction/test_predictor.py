@@ -175,7 +175,8 @@ def test_inputs_of_another_shape_are_one_message(folder):
         predictor(folder, "classify")(["a", 5])
     with pytest.raises(DataError, match="input 1: is one text, and the task 'answer' needs"):
         predictor(folder, "answer")("who?")
-    with pytest.raises(DataError, match="input 1: is 2 texts, and the task 'tag' needs one text"):
+    needs = r"input 1: is 2 texts, and the task 'tag' needs one text, or words: \{\"words\""
+    with pytest.raises(DataError, match=needs):
         predictor(folder, "tag")(("a", "b"))
     for row, message in (
         ({"body of it": "a"}, r"is the text \(body of it\)\n  Call it 'text'"),

@@ -166,7 +166,8 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
         if len(texts) > 1:
-            raise self.wrong_texts(texts, where, "one text")
+            needs = 'one text, or words: {"words": ["…", "…"]}'
+            raise self.wrong_texts(texts, where, needs)
         return tag_example({"text": texts[0]}, TagColumns("text"), where, self.splitter)
 
     def adapted(self, train: Many[TagExample]) -> TaggingTask:
