@@ -32,7 +32,7 @@ _OPTIONS = ("text", "text_b", "label")
 
 
 class UnclearColumnError(DataError):
-    """A column that is not named and cannot be guessed.
+    """A column that is not named and cannot be guessed, or is not the model's.
 
     Attributes:
         unnamed: the error without advice to name the column, for an input whose columns cannot be.

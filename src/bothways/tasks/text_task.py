@@ -32,7 +32,15 @@ from bothways.core.terminal import quantity
 from bothways.model.heads import Head, LabelHead
 from bothways.tasks import base
 from bothways.tasks.base import E, EncodedExample, Output, P
-from bothways.tasks.columns import Column, Columns, TableTask, cell_of, label_of, text_of
+from bothways.tasks.columns import (
+    Column,
+    Columns,
+    TableTask,
+    UnclearColumnError,
+    cell_of,
+    label_of,
+    text_of,
+)
 from bothways.text.template import Template, assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
@@ -268,11 +276,15 @@ class LongTextTask(TextTask[P]):
         """
         count, trained = 1 if columns.text_b is None else 2, self.columns
         if count not in self._counts():
-            fix = f"Give one, as column {trained.text!r} or by {argument(text='NAME')}."
+            names, options = f"one, as column {trained.text!r}", argument(text="NAME")
             if count == 1:
-                names = f"{trained.text!r} and {trained.text_b!r}"
-                fix = f"Give both, as columns {names} or by {argument(text='NAME', text_b='NAME')}."
-            raise self._other_count(count, where, fix)
+                names = f"both, as columns {trained.text!r} and {trained.text_b!r}"
+                options = argument(text="NAME", text_b="NAME")
+            unnamed = self._other_count(count, where, f"Give {names}.")
+            fix = f"Give {names} or by {options}."
+            error = UnclearColumnError(unnamed.what, where=where, fix=fix)
+            error.unnamed = unnamed
+            raise error
 
     def _counts(self) -> set[int]:
         """Return the numbers of texts that an example may have: those of training, or 1 and 2."""
