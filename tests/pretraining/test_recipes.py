@@ -21,7 +21,7 @@ from bothways.data.masking import AnyToken, CorpusToken, Masking, NGrams, Spans
 from bothways.data.segments import FullSentences, NextSentence
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts
-from bothways.model.families.catalogue import family_for, preset
+from bothways.model.families.catalogue import PRESETS, family_for, preset, preset_family
 from bothways.model.positions import Learned
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM, with_masking
@@ -32,6 +32,7 @@ from bothways.pretraining.build import (
     build_training_module,
     check_class,
     fit_to_corpus,
+    layer_differences,
     loader_of,
     vocabulary_of,
 )
@@ -102,6 +103,24 @@ def test_modern_begins_with_short_sequences_and_small_updates_from_random_weight
         assert (more.start, more.encoder) == ("folder", dropped)
     paper = settings_of("paper", dropped, "folder")
     assert paper == dataclasses.replace(RECIPES["paper"](dropped), encoder=dropped, start="folder")
+
+
+def test_modern_has_no_dropout_in_any_preset_and_keeps_its_family():
+    for name in PRESETS:
+        encoder = settings_of("modern", preset(name)).encoder
+        rates = (encoder.dropout.hidden, encoder.dropout.attention, encoder.dropout.embedding)
+        assert not any(rates), name
+        assert not getattr(encoder.mlp, "dropout", 0.0), name  # inside GTE's gated layers
+        assert family_for(encoder) is preset_family(name)
+    embedded = preset("bert-tiny").with_dropout(Dropouts(embedding=0.2), mlp=0.0)
+    assert settings_of("modern", embedded).encoder.dropout == Dropouts(0.0, 0.0, 0.0)
+
+
+def test_layers_of_a_model_with_other_dropout_in_gated_layers_are_the_same():
+    encoder = preset("gte-base-en-v1.5")
+    other = encoder.with_dropout(Dropouts(0.3, 0.2), mlp=0.3)
+    assert layer_differences(encoder, other) == []
+    assert "mlp" in layer_differences(preset("bert-base"), encoder)
 
 
 N_GRAMS = Masking(0.15, unit=NGrams(3), replacements=AnyToken())

@@ -410,6 +410,15 @@ class EncoderConfig:
         """The rate in heads without one of their own."""
         return self.dropout.hidden
 
+    def with_dropout(self, rates: Dropouts, mlp: float) -> EncoderConfig:
+        """Return this encoder with other dropout rates; `mlp` is that inside a gated layer."""
+        gated = replace(self.mlp, dropout=mlp) if isinstance(self.mlp, Gated) else self.mlp
+        return replace(self, dropout=rates, mlp=gated)
+
+    def with_dropout_of(self, other: EncoderConfig) -> EncoderConfig:
+        """Return this encoder with all dropout rates of another one."""
+        return self.with_dropout(other.dropout, getattr(other.mlp, "dropout", 0.0))
+
     def __post_init__(self) -> None:
         sizes = ("vocab", "width", "depth", "heads", "intermediate_size", "embedding")
         require_at_least(1, "encoder", **{name: getattr(self, name) for name in sizes})

@@ -118,10 +118,9 @@ def _load_start(
         return with_layers(model, encoder, settings.start_layers)
     if model.config == encoder:
         return model
-    # Every encoder has a field `dropout`, of a type of its own.
-    dropout: Any = encoder.dropout
     readout = dataclasses.replace(model.config.readout, shifted=encoder.readout.shifted)
-    if dataclasses.replace(model.config, dropout=dropout, readout=readout) != encoder:
+    same_rates = model.config.with_dropout_of(encoder)
+    if dataclasses.replace(same_rates, readout=readout) != encoder:
         if role == "model" and not growth_obstacles(model.config, encoder):
             return grow(model, encoder)
         message = f"is not that of {source}: only its dropout may differ"
@@ -471,7 +470,8 @@ def layer_differences(model: EncoderConfig, encoder: EncoderConfig) -> list[str]
     folds = not encoder.segments and isinstance(model.position, Learned)
     free = {"depth", "dropout", "readout", *(["segments"] if folds else [])}
     names = [field.name for field in dataclasses.fields(encoder) if field.name not in free]
-    return [name for name in names if getattr(encoder, name) != getattr(model, name)]
+    same_rates = model.with_dropout_of(encoder)
+    return [name for name in names if getattr(encoder, name) != getattr(same_rates, name)]
 
 
 def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> Model:

@@ -270,7 +270,7 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
         raise ConfigError(message, where="model", fix=fix)
     generator, encoder = load_model(folder).model, loaded.model.config
     # Dropout changes no evaluation: it must not make the shapes differ.
-    other = dataclasses.replace(generator.config, dropout=encoder.dropout)
+    other = generator.config.with_dropout_of(encoder)
     narrower = replaced_tokens.Narrower(min(1.0, other.width / encoder.width))
     shallower = replaced_tokens.Shallower(min(1.0, other.depth / encoder.depth))
     shapes: list[replaced_tokens.Narrower | replaced_tokens.Shallower] = [narrower, shallower]

@@ -97,8 +97,11 @@ RARELY: dict[str, Any] = {"report": Steps(100), "evaluate": Steps(10_000), "save
 
 
 def _without_dropout(encoder: EncoderConfig) -> EncoderConfig:
-    dropout = dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
-    return dataclasses.replace(encoder, dropout=dropout)
+    rates = encoder.dropout
+    # None stays: embeddings then have the rate of the other places.
+    embedding = None if rates.embedding is None else 0.0
+    rates = dataclasses.replace(rates, hidden=0.0, attention=0.0, embedding=embedding)
+    return encoder.with_dropout(rates, mlp=0.0)
 
 
 def _google_training(rate: float) -> Training:
