@@ -102,7 +102,9 @@ def test_heads_that_no_class_has_are_refused_before_training(home):
 
 def test_a_shape_that_no_family_has_is_saved_as_our_own(home, capsys):
     folder = run(home, "odd", "--model", "bert-tiny", "objective=masked_lm", "encoder.segments=0")
-    assert "note: encoder: no family of transformers has this" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "note: encoder: no family of transformers has this" in error
+    assert "bert, the nearest, has segments = 1" in error
     raw = json.loads((folder / "config.json").read_text())
     assert (raw["model_type"], raw["bothways"]["heads"]) == ("bothways", ["masked"])
     model = load_model(folder).model

@@ -24,7 +24,14 @@ from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.block import Attention
 from bothways.model.config import EncoderConfig, with_vocabulary
-from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, preset, preset_family
+from bothways.model.families.catalogue import (
+    FAMILIES,
+    PRESETS,
+    family_for,
+    nearest_family,
+    preset,
+    preset_family,
+)
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -362,6 +369,10 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     return findings
 
 
+NAMED_DIFFERENCES = 3
+"""The most settings in which a family may differ to be named as the one to change to."""
+
+
 def check_class(
     encoder: EncoderConfig, heads: Iterable[Head], tokenizer: Tokenizer
 ) -> list[Finding]:
@@ -370,6 +381,9 @@ def check_class(
     suffix = "only bothways will open the folder"
     if family is None:
         message = f"no family of transformers has this configuration: {suffix}"
+        nearest, differences = nearest_family(encoder)
+        if len(differences) <= NAMED_DIFFERENCES:
+            message += f"; {nearest}, the nearest, has {', '.join(differences)}"
         return [Finding("heads", "note", message, "encoder")]
     suitable = [other for other in FAMILIES if other.architecture_with(kinds) is not None]
     names = ", ".join(kinds)

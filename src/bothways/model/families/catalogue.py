@@ -6,6 +6,7 @@ import difflib
 import functools
 from collections.abc import Callable
 
+from bothways.core.config.reader import config_difference
 from bothways.core.errors import ConfigError
 from bothways.model.config import EncoderConfig
 from bothways.model.families import (
@@ -67,6 +68,20 @@ def family_for(
         ),
     )
     return next((f for f in ranked if f.config_rules.write(config) is not None), None)
+
+
+def nearest_family(config: EncoderConfig) -> tuple[str, list[str]]:
+    """Return the model type of the family that a configuration is nearest to, and what differs.
+
+    The differences are the family's settings as lines of TOML, such as "pad = 1".
+    """
+    found = {family.model_type: family.config_rules.nearest(config) for family in FAMILIES}
+    differences = {
+        model_type: config_difference(nearest.canonical, config.canonical)
+        for model_type, nearest in found.items()
+        if nearest is not None
+    }
+    return min(differences.items(), key=lambda item: len(item[1]))
 
 
 @functools.cache

@@ -201,9 +201,20 @@ class ConfigRules:
 
     def write(self, config: EncoderConfig) -> dict[str, Any] | None:
         """Return the settings of a configuration, None if reading them gives another one."""
+        settings, nearest = self._settings(config), self.nearest(config)
+        return settings if nearest and nearest.canonical == config.canonical else None
+
+    def nearest(self, config: EncoderConfig) -> EncoderConfig | None:
+        """Return the configuration that the family's settings of another one give; None if none."""
         if "segments" in self.numbers and not config.segments:
-            return None  # the family always has an embedding of segments
-        settings = {
+            config = replace(config, segments=1)  # the family always has an embedding of segments
+        try:
+            return self.read(self._settings(config), "")
+        except FolderError:
+            return None
+
+    def _settings(self, config: EncoderConfig) -> dict[str, Any]:
+        return {
             **{key: _at(config, field) for field, key in self.numbers.items()},
             self.positions: config.position.max_positions + _offset(config),
             self.activation: first_name(self.activations, config.activation),
@@ -213,10 +224,6 @@ class ConfigRules:
             **self.write_more(config),
             **({SHIFTED: True} if config.readout.shifted else {}),
         }
-        try:
-            return settings if self.read(settings, "").canonical == config.canonical else None
-        except FolderError:
-            return None
 
 
 class _RecordedSettings(Mapping[str, Any]):
