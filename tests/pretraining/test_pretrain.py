@@ -262,10 +262,15 @@ def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(corpus, 
     with run_folder(tmp_path / "run", resume=False):
         pass
     pretrain(settings(corpus, 1), corpus, tmp_path / "run", resume=True)
-    noted = (tmp_path / "run" / "config.toml").read_text()
+    files = [tmp_path / "run" / name for name in ("config.toml", "data.json")]
+    noted = [file.read_text() for file in files]
     with pytest.raises(CheckpointError, match="of another run: seed was 0, is 1"):
         pretrain(settings(corpus, 1, seed=1), corpus, tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "config.toml").read_text() == noted
+    texts = [f"The cat sat {number}." for number in range(9)]
+    other = write_texts(tmp_path / "other", corpus.tokenizer, texts)
+    with pytest.raises(CheckpointError, match="of another run: corpus is not the same"):
+        pretrain(settings(corpus, 1), other, tmp_path / "run", resume=True)
+    assert [file.read_text() for file in files] == noted
 
 
 def test_a_finished_run_is_extended_and_reported_in_another_way(corpus, tmp_path):

@@ -156,6 +156,9 @@ def test_another_run_is_refused_and_the_difference_named(saved):
     message = r"of another run: model.dropout was 0.2, is 0.3\n"
     error = refused(saved, message, config=other)
     assert "a run in another folder" in error.fix
+    assert "config.toml" not in error.fix
+    (saved.parent / "config.toml").write_text("seed = 0")
+    assert str(saved.parent / "config.toml") in refused(saved, message, config=other).fix
     many = CONFIG | {f"key{number}": number for number in range(8)}
     refused(saved, "key0 was 'not set', is 0; .*; 3 more", config=many)
 

@@ -270,8 +270,10 @@ def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_rea
     one, other = ({"data": 64 * c, "encoder": {"width": c}, "start": c} for c in "ab")
     run_toy(FolderStore(tmp_path, one), TRAINING, until=Steps(1))
     message = "run: start was 'a', is 'b'; encoder.width was 'a', is 'b'; data is not the same"
+    (tmp_path / "data.json").write_text("one")
     with pytest.raises(CheckpointError, match=message):
-        run_toy(FolderStore(tmp_path, other), TRAINING, until=Steps(1))
+        run_toy(FolderStore(tmp_path, other, (), {"data.json": "b"}), TRAINING, until=Steps(1))
+    assert (tmp_path / "data.json").read_text() == "one"  # of the run that has the folder
 
 
 def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):

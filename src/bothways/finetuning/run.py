@@ -55,7 +55,7 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.base import Direction, Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
 from bothways.training import parallel, run as loop
-from bothways.training.checkpoint import FolderStore, MemoryStore, Store, run_folder
+from bothways.training.checkpoint import CONFIG, FolderStore, MemoryStore, Store, run_folder
 from bothways.training.loop import evaluate_losses
 from bothways.training.schedules import RunState
 from bothways.training.step_cost import forward_flops, peak_of
@@ -352,7 +352,8 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         store: Store = MemoryStore()
         if folder is not None:
             changeable = configs.changeable_settings(settings)
-            store = FolderStore(folder, identity, changeable, configs.to_toml(settings))
+            records = {CONFIG: configs.to_toml(settings)}
+            store = FolderStore(folder, identity, changeable, records)
         training, seed = prepare.training_of(settings, data), settings.ordered_by
         module, sequences = _trained(task_model, data, settings)
         evaluate = functools.partial(score, task_model, data, settings)

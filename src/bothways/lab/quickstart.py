@@ -73,7 +73,7 @@ from bothways.tasks.masked_lm.task import MaskFillingTask
 from bothways.tasks.metrics import error_reduction, errors_text
 from bothways.tasks.text_task import TextExample
 from bothways.text.trainers import WordPiece, train_vocabulary
-from bothways.training.checkpoint import latest_checkpoint
+from bothways.training.checkpoint import CONFIG, latest_checkpoint
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import Duration, Epochs, Hours, Linear, Tokens
@@ -211,7 +211,7 @@ def run_quickstart(
         if resume := (
             latest_checkpoint(run) is not None
         ):  # with the shape and the length with which the run started
-            settings = configs.load(PretrainConfig, base=settings, file=run / "config.toml")
+            settings = configs.load(PretrainConfig, base=settings, file=run / CONFIG)
         pretrained = pretrain(settings, corpus, run, resume=resume, progress=progress)
         if not pretrained.finished(settings.training):
             return None

@@ -32,7 +32,7 @@ from bothways.pretraining import run
 from bothways.pretraining.build import build_training_module, loader_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.training_inputs import describe_sequence
-from bothways.training.checkpoint import checkpoints, read_checkpoint
+from bothways.training.checkpoint import CONFIG, checkpoints, read_checkpoint
 from bothways.training.loop import Loop, arithmetic_of, weighted_sum
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import build_optimizer
@@ -194,7 +194,7 @@ class Repeat:
         if isinstance(text, Mapping) and [*text] == [""]:
             text = text[""]
         # A schedule may be a function, which a file cannot hold; the record replaces it.
-        file = folder / "config.toml"
+        file = folder / CONFIG
         tree = read_toml(file)
         if isinstance(tree.get("training"), dict):
             tree["training"]["schedule"] = "constant"

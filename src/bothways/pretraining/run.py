@@ -27,7 +27,7 @@ import torch
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
 from bothways.core.errors import CheckpointError, ConfigError, DivergedError
-from bothways.core.files import parse_object, read_utf8, replace_text
+from bothways.core.files import parse_object, read_utf8
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report import sections as s
 from bothways.core.report.html import can_write, metrics_html, write_html
@@ -49,7 +49,7 @@ from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut, with_probes
 from bothways.pretraining.forecast import memory_demand, objective_flops
 from bothways.training import parallel, run
-from bothways.training.checkpoint import FolderStore, Keep, MemoryStore, run_folder
+from bothways.training.checkpoint import CONFIG, FolderStore, Keep, MemoryStore, run_folder
 from bothways.training.optimizers import OptimizerConfig, peak_rate
 from bothways.training.run import Event, Training
 from bothways.training.saved_state import averaged_weights
@@ -157,11 +157,6 @@ def pretrain(
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
         train_ids, scoring = _split(settings, corpora, plan, training_module, held_out, progress)
-        if folder is not None and parallel.is_main(plan):
-            locations = {name: str(c.folder.absolute()) for name, c in corpora.parts.items()}
-            data = RunData(locations, digests, held_out is None)
-            text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
-            replace_text(folder / DATA, text)
         corpus_name, first = next(iter(corpora.parts.items()))
         words = words_of_epoch(first, train_ids[corpus_name])
 
@@ -175,7 +170,11 @@ def pretrain(
         store: FolderStore | MemoryStore = MemoryStore()
         if folder is not None:  # checkpoints belong to the settings, the corpora and the models
             config, changeable = configs.to_dict(settings), configs.changeable_settings(settings)
-            store = FolderStore(folder, config | digests, changeable, configs.to_toml(settings))
+            locations = {name: str(c.folder.absolute()) for name, c in corpora.parts.items()}
+            data = dataclasses.asdict(RunData(locations, digests, held_out is None))
+            text = json.dumps(data, ensure_ascii=False)
+            records = {CONFIG: configs.to_toml(settings), DATA: text}
+            store = FolderStore(folder, config | digests, changeable, records)
         state = run.TrainingRun(
             training_module,
             phases_of(settings, corpora, train_ids, plan, training_module),

@@ -64,6 +64,8 @@ from bothways.training.trackers import StepRecord
 
 Metrics = Mapping[str, int | float]
 """Results of an evaluation by name, such as "held-out/loss/masked"."""
+CONFIG = "config.toml"
+"""The file of a run with its settings."""
 STOPPING = "early_stopping/"
 """The prefix of the state of early stopping, which is kept among the metrics of a checkpoint."""
 
@@ -161,7 +163,10 @@ class Checkpoint:
             )
             suffix = f"; {len(changed) - 5} more" if len(changed) > 5 else ""
             message = f"is of another run: {listed}{suffix}"
-            fix = "Continue with the settings that it began with, or start a run in another folder."
+            began = "the settings that it began with"
+            if (file := self.folder.parent / CONFIG).is_file():
+                began += f", which are in {file}"
+            fix = f"Continue with {began}, or start a run in another folder."
             raise errors.CheckpointError(message, where=self.folder, fix=fix)
         saved_state.load_weights(self.folder, tensors.training_module)
         random = saved_state.load_state(self.folder, tensors.optimizer)
@@ -302,13 +307,14 @@ class FolderStore:
         config: the resolved configuration, in plain values. A checkpoint with another one is
             refused.
         changeable: paths of settings that may differ (`changeable_settings`).
-        settings: the text of `config.toml`; None to write none.
+        records: texts of further files by name, such as CONFIG. They are written when a checkpoint
+            is restored: a run that is refused leaves those of the run that has the folder.
     """
 
     folder: Path
     config: Mapping[str, Any]
     changeable: Collection[str] = ()
-    settings: str | None = None
+    records: Mapping[str, str] = field(default_factory=dict)
 
     def restore(self, tensors: RunTensors) -> tuple[RunState, Metrics, list[str]]:
         """Restore the newest whole checkpoint; return its progress, its metrics and notes.
@@ -324,8 +330,8 @@ class FolderStore:
         if checkpoint is not None:
             state = checkpoint.restore(tensors, self.config, self.changeable)
             metrics = dict(checkpoint.metrics)
-        if is_main(tensors.plan) and self.settings is not None:
-            replace_text(self.folder / "config.toml", self.settings)
+        for name, text in self.records.items() if is_main(tensors.plan) else ():
+            replace_text(self.folder / name, text)
         return state, metrics, notes
 
     def _choose(self) -> tuple[Checkpoint | None, list[str]]:
