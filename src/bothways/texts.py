@@ -108,6 +108,8 @@ def read_document_texts(documents: Iterable[Document], progress: Progress) -> It
     """Yield the texts of documents, with progress in bytes where they are of files."""
     total = getattr(documents, "total", None)
     progress.stage("reading", total or None)
+    for note in getattr(documents, "notes", ()):
+        progress.message(note)
     for number, document in enumerate(documents):
         if total and number % 256 == 0:
             progress.advance(documents.position)  # type: ignore[attr-defined]

@@ -20,9 +20,11 @@ import zstandard
 from hypothesis import given, strategies as st
 from pyarrow import parquet
 
+import bothways
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.data.documents import SNIFFED, Boundary, Document, Origin, read_documents, unwrap
 from fake_hub import fake_hub
+from heard_progress import Heard
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -179,6 +181,24 @@ def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path):
     inputs = [str(tmp_path / "sub"), str(tmp_path), str(tmp_path / "b.txt")]
     found = [document.text for document in read_documents(inputs)]
     assert found == ["sub/c.txt", "a.jsonl", "b.txt"]
+    [note] = read_documents(inputs).notes
+    assert note == f"note: {tmp_path}: 1 file not read: notes.pdf"
+    for number in range(6):
+        write(tmp_path / "sub" / f"{number}.TXT", "text")
+    note = read_documents([str(tmp_path / "sub")]).notes[0]
+    assert note.endswith("sub: 6 files not read: 0.TXT, 1.TXT, 2.TXT, 3.TXT, 4.TXT, …")
+
+
+def test_a_corpus_and_a_vocabulary_name_the_files_of_a_folder_that_they_do_not_read(
+    tmp_path, tokenizer
+):
+    (tmp_path / "text").mkdir()
+    write(tmp_path / "text" / "a.txt", "The cat sat on the mat.")
+    write(tmp_path / "text" / "b.TXT", "The dog sat.")
+    heard = Heard()
+    bothways.build_corpus(tmp_path / "text", tokenizer, tmp_path / "corpus", progress=heard)
+    bothways.train_tokenizer(tmp_path / "text", size=60, progress=heard)
+    assert [text for text in heard.messages if "not read: b.TXT" in text] == heard.messages[:2]
 
 
 def test_linked_folders_are_read_once_and_folders_without_permission_are_no_empty_ones(

@@ -241,7 +241,8 @@ def write_corpus(
         folder: new, empty, or with an earlier build.
         cleaning: steps that drop text; None drops duplicates and documents without a token.
         progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards),
-            and notes about steps of the cleaning that do not fit the documents.
+            and notes about steps of the cleaning that do not fit the documents, and about files in
+            folders that are not read.
 
     Raises:
         ConfigError: an invalid setting.
@@ -272,7 +273,8 @@ def write_corpus(
         if (path / manifests.MANIFEST).exists():
             _check_same(path, settings, documents)
         else:
-            for note in shards.unsuited_steps(settings):
+            unread = documents.notes if isinstance(documents, DocumentReader) else ()
+            for note in (*unread, *shards.unsuited_steps(settings)):
                 progress.message(note)
             with os_errors(path, _RESUME):
                 (path / WORK).mkdir(exist_ok=True)

@@ -23,11 +23,15 @@ from pathlib import Path
 
 from bothways.core.errors import ConfigError, DataError, argument, read_errors
 from bothways.core.files import is_url, local_path, read_object, replace_text, surrogate_in
+from bothways.core.terminal import quantity
 from bothways.data import tables, text_io
 from bothways.data.tables import HUB, HubData, parse_hub_name
 
 SNIFFED = 2**21
 """Characters that are examined to decide what ends a document."""
+
+NAMED = 5
+"""Files of a folder that a note names at most."""
 
 _VERSIONS = "versions.json"
 _TEXT = (".txt", ".text", ".docs")
@@ -93,9 +97,12 @@ class DocumentReader(Iterator[Document]):
     Attributes:
         origins: every file and data set, in reading order.
         settings: the other settings that decide which documents come out.
+        notes: messages about files in the folders that are not read.
     """
 
-    def __init__(self, names: list[str], column: str, boundary: Boundary) -> None:
+    def __init__(
+        self, names: list[str], column: str, boundary: Boundary, notes: Sequence[str] = ()
+    ) -> None:
         self._bytes_read = text_io.BytesRead()
         self.origins = tuple(origin_of(name) for name in names)
         self._stream = (
@@ -105,6 +112,7 @@ class DocumentReader(Iterator[Document]):
         )
         self.total = sum(origin.size for origin in self.origins)
         self.settings = {"column": column, "boundary": boundary.value}
+        self.notes = tuple(notes)
 
     @property
     def position(self) -> int:
@@ -136,7 +144,8 @@ def read_documents(
             column, with file and line.
         ResourceError: a file, folder or URL that cannot be read.
     """
-    names = _files_of(inputs)
+    notes = list[str]()
+    names = _files_of(inputs, notes)
     tabular = [*map(_is_table, names)]
     if boundary is not Boundary.AUTO and tabular and all(tabular):
         message, fix = "does nothing with tables, where a row is a document", "Leave it out."
@@ -144,12 +153,12 @@ def read_documents(
     if column != "text" and not any(tabular) and not any(map(_is_wiki, names)):
         message, fix = "does nothing with plain text, which has no columns", "Leave it out."
         raise ConfigError(message, where="column", fix=fix)
-    return DocumentReader(names, column, boundary)
+    return DocumentReader(names, column, boundary, notes)
 
 
 def have_columns(inputs: Sequence[str]) -> bool:
     """Return True if a file of these inputs has columns; errors as `read_documents`."""
-    return any(_is_table(name) or _is_wiki(name) for name in _files_of(inputs))
+    return any(_is_table(name) or _is_wiki(name) for name in _files_of(inputs, []))
 
 
 def unwrap(text: str) -> str:
@@ -160,17 +169,17 @@ def unwrap(text: str) -> str:
 # Names
 
 
-def _files_of(inputs: Sequence[str]) -> list[str]:
-    """Return the files and Hub data sets of the inputs, each once."""
+def _files_of(inputs: Sequence[str], notes: list[str]) -> list[str]:
+    """Return the files and Hub data sets of the inputs, each once; add a note of other files."""
     names = dict[str, None]()
     for name in inputs:
         with read_errors(name):
-            names |= dict.fromkeys(_resolve(name))
+            names |= dict.fromkeys(_resolve(name, notes))
     return [*names]
 
 
-def _resolve(name: str) -> list[str]:
-    """Return the files that a name refers to, or the Hub data set itself."""
+def _resolve(name: str, notes: list[str]) -> list[str]:
+    """Return the files that a name refers to, or the Hub data set itself; notes as `_files_of`."""
     if name == text_io.STDIN:
         fix = "Save it to a file first, or use a pipe: <(command)."
         raise DataError("reading documents from standard input is not supported", fix=fix)
@@ -187,9 +196,14 @@ def _resolve(name: str) -> list[str]:
         fix = "Give the text that it was built from, or the corpus alone where one is read."
         raise DataError("is a built corpus, not text", where=name, fix=fix)
     if location.is_dir():
-        # A folder may hold other files, too.
-        readable = [_file(str(path)) for path in _files_in(location) if _is_readable(str(path))]
+        files = _files_in(location)
+        readable = [_file(str(path)) for path in files if _is_readable(str(path))]
         if readable:
+            # Such as README.md, but also text with a suffix that is not known: book.TXT.
+            others = [path.name for path in files if not _is_readable(str(path))]
+            if others:
+                names = ", ".join(others[:NAMED]) + (", …" if len(others) > NAMED else "")
+                notes.append(f"note: {name}: {quantity(len(others), 'file(s)')} not read: {names}")
             return readable
         fix = f"Check the name. Supported are {_KINDS}."
         raise DataError("names no file that can be read", where=name, fix=fix)
