@@ -381,9 +381,9 @@ def check_class(
     suffix = "only bothways will open the folder"
     if family is None:
         message = f"no family of transformers has this configuration: {suffix}"
-        nearest, differences = nearest_family(encoder)
+        other, differences = nearest_family(encoder)
         if len(differences) <= NAMED_DIFFERENCES:
-            message += f"; {nearest}, the nearest, has {', '.join(differences)}"
+            message += f"; {other}, the nearest, has {', '.join(differences)}"
         return [Finding("heads", "note", message, "encoder")]
     suitable = [other for other in FAMILIES if other.architecture_with(kinds) is not None]
     names = ", ".join(kinds)
