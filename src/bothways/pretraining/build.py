@@ -509,11 +509,17 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
     if len(layers) != encoder.depth or not all(1 <= layer <= source.depth for layer in layers):
         need = f"{encoder.depth} layers, one for each of the encoder, from 1 to {source.depth}"
         message = f"must be {need}, not {', '.join(map(str, layers))}"
-        fix = f"Set encoder.depth={len(layers)}." if len(layers) != encoder.depth else ""
+        changes = [f"encoder.depth={len(layers)}"] if len(layers) != encoder.depth else []
+        if encoder.depth <= source.depth:
+            even = ",".join(map(str, spread_layers(encoder.depth, source.depth)))
+            changes.insert(0, f"start_layers={even}")
+        fix = f"Set {', or '.join(changes)}."
         raise ConfigError(message, where=location, fix=fix)
     if names := layer_differences(source, encoder):
         message = f"the encoder differs from the model that it starts from in {', '.join(names)}"
-        fix = "Only depth, segments, dropout and readout may differ; or leave start_layers out."
+        # A student of distillation has layers of its teacher without a word from the user.
+        fix = "Only depth, segments, dropout and readout may differ. Random weights: "
+        fix += "start=none start_layers=none"
         raise ConfigError(message, where="encoder", fix=fix)
     student, state = Model(encoder, model.specification), model.state_dict()
     selected = {name: state[_origin(name, layers)] for name in student.state_dict()}
