@@ -322,7 +322,10 @@ class Task(Generic[E, P]):
         return self.score(results, labels)
 
     def grade(self, example: E, prediction: P, labels: Many[str]) -> float:
-        """Return the quality of one prediction, higher is better; used to compare models."""
+        """Return the quality of one prediction, higher is better; used to compare models.
+
+        NaN where there is nothing to grade, as in an empty text.
+        """
         raise NotImplementedError
 
     def tuned(self: T, results: Results[Any, Any], labels: Many[str], metric: str) -> T:

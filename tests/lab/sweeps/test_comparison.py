@@ -133,6 +133,14 @@ def test_pre_trained_models_are_compared_by_likelihood(tmp_path, capsys):
     run_line("compare", *words, "--device", "cpu")
     said = capsys.readouterr()
     assert "a grade is the mean log probability of a token" in " ".join(said.out.split())
+    (tmp_path / "blank.txt").write_text("the film was good\n\nthe play was bad\n\nit ends\n")
+    run_line("compare", *words[:2], tmp_path / "blank.txt", "--device", "cpu")
+    blank = capsys.readouterr()
+    assert blank.out == said.out.replace("texts.txt", "blank.txt")
+    assert "blank.txt: 2 of 5 examples left out" in " ".join(blank.err.split())
+    (tmp_path / "blank.txt").write_text("it ends\n\n\n")
+    with pytest.raises(DataError, match="too few examples to compare on: 1"):
+        run_line("compare", *words[:2], tmp_path / "blank.txt", "--device", "cpu")
     (tmp_path / "reviews.tsv").write_text("review\nthe film was good\nthe play was bad\n")
     run_line("compare", *words[:2], tmp_path / "reviews.tsv", "--device", "cpu")
     said = capsys.readouterr().err

@@ -22,6 +22,7 @@ from jaxtyping import Float64
 from bothways.core.errors import DataError, FolderError, require
 from bothways.core.files import local_path
 from bothways.core.progress import SILENT, Progress
+from bothways.core.terminal import quantity
 from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
@@ -121,18 +122,26 @@ def compare_runs(
     require("report", "a test of significance", "scipy")
     for folder in (*folders(a), *folders(b)):  # fail before reading all the data
         task = open_task_model(folder, task or default_task(folder), device="cpu").task.name
-    results, prints, notes = [], set[str](), set[str]()
+    grades, prints, notes = [], set[str](), set[str]()
     for name in (a, b):
         models = (open_task(folder, task, device=device) for folder in folders(name))
         fingerprint, runs = _grades(models, source, columns, notes, progress)
-        results.append((Side(name, tuple(runs.mean(1).tolist())), runs.mean(0)))
+        grades.append(runs)
         prints.add(fingerprint)
     if len(prints) > 1:
         message = f"{a} and {b} read different examples from it"
         fix = "Name the columns, so that both read the same texts and labels."
         raise DataError(message, where=source, fix=fix)
-    (one, left), (other, right) = results
-    return contrast(one, other, left, right)
+    graded = ~np.isnan(np.concatenate(grades)).any(0)
+    if empty := int((~graded).sum()):
+        counts = f"{empty:,} of {quantity(len(graded), 'example(s)')}"
+        progress.message(f"note: {source}: {counts} left out, with nothing to grade")
+    _check_number(int(graded.sum()), source)
+    left, right = (runs[:, graded] for runs in grades)
+    one, other = (
+        Side(name, tuple(runs.mean(1).tolist())) for name, runs in ((a, left), (b, right))
+    )
+    return contrast(one, other, left.mean(0), right.mean(0))
 
 
 def default_task(folder: str) -> str:
@@ -183,6 +192,12 @@ def folders(name: str) -> list[str]:
     return [str(path) for path in seeds] or [name]
 
 
+def _check_number(count: int, source: str) -> None:
+    if count < 2:
+        message = f"there are too few examples to compare on: {count}"
+        raise DataError(message, where=source, fix="Give two or more.")
+
+
 def _grades(
     models: Iterable[Predictor], source: str, columns: Any, notes: set[str], progress: Progress
 ) -> tuple[str, Float64[np.ndarray, "runs examples"]]:
@@ -200,9 +215,7 @@ def _grades(
             progress.message(note)
         counts = counting(reading, progress, "grading")
         results = list(opened.predict_examples(reading, counts=counts))
-        if len(results) < 2:
-            message = f"there are too few examples to compare on: {len(results)}"
-            raise DataError(message, where=source, fix="Give two or more.")
+        _check_number(len(results), source)
         task_model.score(iter(results))  # raises for an example without a label
         fingerprint = examples_fingerprint(example for example, _ in results)
         rows.append([task_model.grade(example, prediction) for example, prediction in results])

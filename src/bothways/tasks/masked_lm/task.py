@@ -408,8 +408,9 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     def grade(
         self, example: TextExample, prediction: LikelihoodPrediction, labels: Many[str]
     ) -> float:
-        """Return the mean log probability of a token."""
-        return prediction.log_likelihood / max(1, len(prediction.tokens))
+        """Return the mean log probability of a token; NaN for a text without one."""
+        count = len(prediction.tokens)
+        return prediction.log_likelihood / count if count else math.nan
 
 
 @dataclass(frozen=True)
