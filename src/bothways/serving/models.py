@@ -84,7 +84,7 @@ class ServedModel:
             RequestError: too many inputs, one that is too long, or one that the task cannot read.
         """
         if not inputs:
-            raise RequestError("empty", "there is no input: give at least one text", param="inputs")
+            raise RequestError("empty", "there is no input: give at least one text")
         limits.check("texts", "inputs", len(inputs))
         for item in (item for item in inputs if isinstance(item, dict)):
             for name, value in item.items():  # words, endings
