@@ -281,6 +281,10 @@ def test_a_finished_run_is_extended_and_reported_in_another_way(corpus, tmp_path
     done = pretrain(longer, corpus, tmp_path / "run", resume=True)
     assert done.progress.steps == 4
     assert "4 steps" in (tmp_path / "run" / "config.toml").read_text()
+    for until in (4, 2):
+        heard = Heard()
+        pretrain(settings(corpus, until), corpus, tmp_path / "run", resume=True, progress=heard)
+        assert f"has made 4 steps and ends after {until} steps: nothing is left" in heard.text
 
 
 def test_a_run_in_memory_learns_the_same_and_writes_nothing(corpus, tmp_path, monkeypatch):

@@ -119,7 +119,7 @@ def test_limits_and_names(url, path, body, expected):
     response = httpx.post(f"{url}{path}", json=body)
     assert code(response) == expected
     if expected[1] == "empty":  # each route has another name for its inputs
-        assert response.json()["error"]["param"] != "inputs"
+        assert response.json()["error"]["param"] in (None, *body)
     if expected[0] == 405:
         assert response.headers["allow"] == "GET"
 

@@ -28,6 +28,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.source import TrainingStep
+from bothways.core.terminal import quantity
 from bothways.core.training_module import TrainingModule
 from bothways.model.block import Block
 from bothways.model.model import Encoder
@@ -331,6 +332,10 @@ class TrainingRun:
         state, metrics, notes = self.store.restore(self._tensors)
         for note in notes:
             self.progress.message(note)
+        if state.steps and state.share(self.training.end) >= 1:
+            steps = quantity(state.steps, "step(s)")
+            message = f"the run has made {steps} and ends after {self.training.end}"
+            self.progress.message(f"note: {message}: nothing is left to train")
         self._before = self._saved = state
         self._metrics = self._stopping.restore(metrics)
         self._evaluated = state.steps if self._metrics else None
