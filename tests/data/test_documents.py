@@ -186,7 +186,7 @@ def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path):
     for number in range(6):
         write(tmp_path / "sub" / f"{number}.TXT", "text")
     note = read_documents([str(tmp_path / "sub")]).notes[0]
-    assert note.endswith("sub: 6 files not read: 0.TXT, 1.TXT, 2.TXT, 3.TXT, 4.TXT, …")
+    assert note.endswith("sub: 6 files not read: 0.TXT, 1.TXT, 2.TXT, 3.TXT, 4.TXT and 1 more")
 
 
 def test_a_corpus_and_a_vocabulary_name_the_files_of_a_folder_that_they_do_not_read(

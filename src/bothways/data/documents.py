@@ -23,15 +23,12 @@ from pathlib import Path
 
 from bothways.core.errors import ConfigError, DataError, argument, read_errors
 from bothways.core.files import is_url, local_path, read_object, replace_text, surrogate_in
-from bothways.core.terminal import quantity
+from bothways.core.terminal import listed, quantity
 from bothways.data import tables, text_io
 from bothways.data.tables import HUB, HubData, parse_hub_name
 
 SNIFFED = 2**21
 """Characters that are examined to decide what ends a document."""
-
-NAMED = 5
-"""Files of a folder that a note names at most."""
 
 _VERSIONS = "versions.json"
 _TEXT = (".txt", ".text", ".docs")
@@ -200,10 +197,9 @@ def _resolve(name: str, notes: list[str]) -> list[str]:
         readable = [_file(str(path)) for path in files if _is_readable(str(path))]
         if readable:
             # Such as README.md, but also text with a suffix that is not known: book.TXT.
-            others = [path.name for path in files if not _is_readable(str(path))]
-            if others:
-                names = ", ".join(others[:NAMED]) + (", …" if len(others) > NAMED else "")
-                notes.append(f"note: {name}: {quantity(len(others), 'file(s)')} not read: {names}")
+            if others := [path.name for path in files if not _is_readable(str(path))]:
+                count = quantity(len(others), "file(s)")
+                notes.append(f"note: {name}: {count} not read: {listed(others, 5)}")
             return readable
         fix = f"Check the name. Supported are {_KINDS}."
         raise DataError("names no file that can be read", where=name, fix=fix)

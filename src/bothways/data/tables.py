@@ -336,8 +336,8 @@ def _require_distinct(names: Iterable[str], location: str, fix: str = "Rename on
 def is_header(record: Many[str], sample: Many[Many[str]], columns: Iterable[str] = ()) -> bool:
     """Decide whether the first record of a file names its columns.
 
-    It does if it has a customary name, or one that was asked for and is no number of a column. It
-    does not if it looks like the rows of `sample`: a number in a column of numbers, a value that
+    It does if it has a customary name, or one that was asked for and is not the number of a column.
+    It does not if it looks like the rows of `sample`: a number in a column of numbers, a value that
     occurs again in its column (a label), or a long text.
 
     Example: ["A fine film.", "positive"] before ["Dull.", "positive"] → False.

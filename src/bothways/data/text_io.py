@@ -53,7 +53,7 @@ _OTHER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16",
 }  # fmt: skip
-SAVED = ("state.json", "dataset_dict.json")
+SAVED_DATASET = ("state.json", "dataset_dict.json")
 """Files that datasets' `save_to_disk` writes."""
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 SAVE_AS_CSV = "Of a spreadsheet, save each table as CSV UTF-8, with commas."
@@ -187,7 +187,7 @@ def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
     path = local_path(name)
     with read_errors(name):
         if path.is_dir():
-            is_saved = any((path / file).is_file() for file in SAVED)
+            is_saved = any((path / file).is_file() for file in SAVED_DATASET)
             advice = f"Of a data set that datasets saved, write hub:{name}."
             raise DataError(
                 "is a folder", where=name, fix=advice if is_saved else "Name a file in it."

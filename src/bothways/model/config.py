@@ -416,7 +416,7 @@ class EncoderConfig:
         return replace(self, dropout=rates, mlp=gated)
 
     def with_dropout_of(self, other: EncoderConfig) -> EncoderConfig:
-        """Return this encoder with all dropout rates of another one."""
+        """Return this encoder with the dropout rates of another encoder."""
         return self.with_dropout(other.dropout, getattr(other.mlp, "dropout", 0.0))
 
     def __post_init__(self) -> None:

@@ -308,7 +308,7 @@ class FolderStore:
             refused.
         changeable: paths of settings that may differ (`changeable_settings`).
         records: texts of further files by name, such as CONFIG. They are written when a checkpoint
-            is restored: a run that is refused leaves those of the run that has the folder.
+            is restored: a refused run does not replace the records of the run in the folder.
     """
 
     folder: Path

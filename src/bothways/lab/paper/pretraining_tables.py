@@ -368,8 +368,8 @@ TABLES = {
         PUBLISHED["ELECTRA_GAINS"],
         held_out=(("F1 of replaced tokens", "held-out/f1/replaced"),),
         notes=(
-            "From random weights a network detects nothing within minutes; one that masked LM has "
-            "trained does (docs/guide/pretrain.md, ELECTRA).",
+            "From random weights a network detects nothing within minutes; after masked LM it "
+            "does.",
         ),
     ),
     "steps": PretrainTable(
