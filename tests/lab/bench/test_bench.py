@@ -61,6 +61,16 @@ def test_contenders_take_turns(monkeypatch):
     assert timings[1].memory == 90  # what it has held at last is the most
 
 
+def test_a_gpu_is_measured_in_bf16_alone(monkeypatch):
+    monkeypatch.setattr(recipe, "_turn", lambda *_: (0.5, 1))
+    monkeypatch.setattr(recipe, "has_bf16", lambda _: True)
+    monkeypatch.setattr(recipe, "gemm_rate", lambda *_: 1e12)
+    table = recipe.measure(TINY, 1, torch.device("cuda"))
+    assert [row[0] for row in table.rows] == [f"{name} bf16" for name in recipe.CONTENDERS]
+    assert table.columns[3:5] == ["× same", "of GEMM"]
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
 @pytest.mark.parametrize("contender", ["bothways", "transformers"])
 def test_an_update_changes_the_weights(contender, monkeypatch):
     made: list[torch.nn.Module] = []
