@@ -490,7 +490,9 @@ def test_processes_build_the_same_steps_in_their_order(workers):
     loader = loader_of(corpus_source(NextSentence(24)), TokenRamp(60, 200, over=3000), budget=90)
     start = next(loader.steps(Cursor())).cursor
     whole = [*itertools.islice(loader.steps(start, 50), 25)]
+    drawn = torch.get_rng_state()
     steps = by_workers(loader, workers, start, 50)
+    assert torch.equal(torch.get_rng_state(), drawn)  # a resumed run draws as one that goes on
     for wanted, found in zip(whole, itertools.islice(steps, 25), strict=True):
         assert (found.cursor, found.tokens) == (wanted.cursor, wanted.tokens)
         for one, other in zip(wanted.microbatches, found.microbatches, strict=True):

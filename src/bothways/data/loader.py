@@ -425,6 +425,8 @@ def by_workers(
                 num_workers=workers,
                 multiprocessing_context="fork",
                 worker_init_fn=begin,
+                # Its seed for the processes, which draw nothing, is no draw of the run's generator.
+                generator=torch.Generator(),
             )
         )
     return map(_opened, built)
