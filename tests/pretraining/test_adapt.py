@@ -272,7 +272,7 @@ def test_ctrl_c_names_the_command_that_resumes(tmp_path, tokenizer, texts, monke
         with pytest.raises(KeyboardInterrupt):
             run_line(*words)
         shown = " ".join(capsys.readouterr().err.split())
-        assert "To resume: bothways adapt" in shown
+        assert shown.count("To resume: bothways adapt") == 1
         assert "--resume" in shown
         assert (tmp_path / saved / "step-1").is_dir()
 

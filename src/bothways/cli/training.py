@@ -148,14 +148,11 @@ def adapt(  # noqa: PLR0913 – one option per question
         fix = "Name files, folders or a corpus: bothways adapt MODEL TEXTS --out FOLDER"
         raise ConfigError("names no text of the domain", where="texts", fix=fix)
     settings = options.settings_for(bothways.adapt, words, until=end.duration)
-    try:
-        with options.training(out, resume, device) as progress:
-            done = bothways.adapt(
-                model, files, out, replay=replay or (), replay_share=replay_share, length=length,
-                column=column, resume=resume, device=device, progress=progress, **settings,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        options.stop_saved("What is finished is kept.")
+    with options.training(out, resume, device) as progress:
+        done = bothways.adapt(
+            model, files, out, replay=replay or (), replay_share=replay_share, length=length,
+            column=column, resume=resume, device=device, progress=progress, **settings,
+        )  # fmt: skip
     saved = f"Saved after step {done.run.progress.steps:,}."
     if not options.ended_here(done.folder is not None, saved):
         return
