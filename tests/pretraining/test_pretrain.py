@@ -309,7 +309,7 @@ def test_dropout_alone_can_be_set_where_a_model_gives_the_encoder(corpus, tmp_pa
     more = [word for word in words if "model" not in word and word != "--start"]
     with pytest.raises(CheckpointError, match=r"start was .*model', is None"):
         run_line(*more, *shape, "--out", tmp_path / "kept")
-    with pytest.raises(ConfigError, match="model: only its dropout may differ"):
+    with pytest.raises(ConfigError, match="activation\n  Only dropout may differ"):
         run_line(*words, "encoder.activation=relu", "--out", tmp_path / "no")
 
 

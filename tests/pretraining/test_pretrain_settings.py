@@ -76,11 +76,21 @@ def test_a_shape_that_is_no_larger_than_the_model_to_start_from_is_refused(corpu
         ({"order": PreNorm()}, "order"), ({"intermediate_size": 63}, "intermediate_size"),
     ):  # fmt: skip
         shape = dataclasses.replace(start, **changes)
-        with pytest.raises(ConfigError, match=rf"model: is not a larger shape .*: {names}"):
+        with pytest.raises(ConfigError, match=rf"encoder: is not a larger shape .*: {names}\n"):
             bothways.pretrain(corpus, shape, start=tmp_path, until="1 steps")
     words = ["pretrain", str(corpus.folder), "--model", "bert-mini", "--start", str(tmp_path)]
-    with pytest.raises(ConfigError, match=r"model: is not a larger shape .*: heads"):
+    with pytest.raises(ConfigError, match=r"encoder: is not a larger shape .*: heads\n"):
         run_line(*words, "--out", tmp_path / "run")
+
+
+def test_settings_change_a_shape_before_it_is_compared_with_the_start(corpus, tmp_path):
+    start = EncoderConfig(corpus.tokenizer.size, 64, 2, 2, 64, position=Learned(512))
+    save_model(tmp_path, Model(start, [MaskedHead()]), corpus.tokenizer)
+    shape = {"width": 64, "heads": 2, "depth": 3, "intermediate_size": 64}
+    grown = bothways.pretrain(
+        corpus, "bert-tiny", "masked-lm", until="1 steps", start=tmp_path, encoder=shape
+    )
+    assert (grown.model.config.width, grown.model.config.depth) == (64, 3)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, float("nan")])

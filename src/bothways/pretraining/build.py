@@ -59,11 +59,11 @@ def encoder_of(
     """Return the encoder of a run: a shape that is fitted to the corpus, or that of `start`.
 
     Args:
-        model: a preset or a shape, larger than that of `start`; None for "bert-mini", or for that
-            of `start`.
+        model: a preset or a shape; None for "bert-mini", or for that of `start`. Settings may
+            change it before `_load_start` compares it with `start`.
 
     Raises:
-        ConfigError: there is no such preset, or it is not a larger shape of `start`.
+        ConfigError: there is no such preset.
     """
     if start is not None and model is None:
         return start_encoder(start)
@@ -72,12 +72,7 @@ def encoder_of(
         message = f"must be the name of a preset or an EncoderConfig, not {type(shape).__name__}"
         fix = f"To continue a model's pre-training, give its folder: {argument(start='FOLDER')}."
         raise ConfigError(message, where="model", fix=fix)
-    encoder = fit_to_corpus(preset(shape) if isinstance(shape, str) else shape, tokenizer)
-    if start is not None and (names := growth_obstacles(start_encoder(start), encoder)):
-        message = f"is not a larger shape of the model of start: {', '.join(names)}"
-        fix = "Leave it out to continue that model in its own shape."
-        raise ConfigError(message, where="model", fix=fix)
-    return encoder
+    return fit_to_corpus(preset(shape) if isinstance(shape, str) else shape, tokenizer)
 
 
 def start_encoder(source: str) -> EncoderConfig:
@@ -120,23 +115,24 @@ def _load_start(
     source = settings.start if role == "model" else folder
     _require_vocabulary_of(folder, source, corpus)
     encoder, heads = spec
-    model = load_model(folder, heads, settings.fresh if role == "model" else ()).model
-    if role == "model" and settings.start_layers is not None:
-        return with_layers(model, encoder, settings.start_layers)
-    if model.config == encoder:
-        return model
-    readout = dataclasses.replace(model.config.readout, shifted=encoder.readout.shifted)
-    same_rates = model.config.with_dropout_of(encoder)
-    if dataclasses.replace(same_rates, readout=readout) != encoder:
-        if role == "model" and not growth_obstacles(model.config, encoder):
-            return grow(model, encoder)
+    by_layers = role == "model" and settings.start_layers is not None
+    config = read_hf_config(folder).encoder
+    readout = dataclasses.replace(config.readout, shifted=encoder.readout.shifted)
+    same_rates = config.with_dropout_of(encoder)
+    larger = not by_layers and dataclasses.replace(same_rates, readout=readout) != encoder
+    if larger and role == "model":
+        _require_growth(config, encoder)
+    elif larger:
         message = f"is not that of {source}: only its dropout may differ"
-        if role == "model":
-            message = f"{message}, or its size be larger"
-            fix = "Leave the other settings out, or choose layers: start_layers=1,3,5"
-            raise ConfigError(message, where="encoder", fix=fix)
         fix = f"Give it the shape of that folder, or rename the folder to start with a new {role}."
         raise ConfigError(message, where=f"objective.{role}", fix=fix)
+    model = load_model(folder, heads, settings.fresh if role == "model" else ()).model
+    if by_layers:
+        return with_layers(model, encoder, settings.start_layers or ())
+    if model.config == encoder:
+        return model
+    if larger:
+        return grow(model, encoder)
     changed = Model(encoder, model.specification)
     changed.load_state_dict(model.state_dict())
     changed.kept = model.kept
@@ -428,14 +424,21 @@ GROWING = ("depth", "width", "heads", "intermediate_size")
 """Settings that may be larger than in the model a run starts from."""
 
 
-def growth_obstacles(model: EncoderConfig, encoder: EncoderConfig) -> list[str]:
-    """Return the settings for which `encoder` is not a larger shape of `model`."""
+def _require_growth(model: EncoderConfig, encoder: EncoderConfig) -> None:
+    """Raise ConfigError if `encoder` is not a larger shape of `model`, with the settings' names."""
     names = [name for name in GROWING if getattr(encoder, name) < getattr(model, name)]
     if model.width // model.heads != encoder.width // encoder.heads:
         names.append("heads")
     sizes = {name: getattr(model, name) for name in GROWING}
     names += layer_differences(model, dataclasses.replace(encoder, **sizes))
-    return names if model.sharing is None else [*names, "sharing"]
+    if model.sharing is not None:
+        names.append("sharing")
+    if names:
+        listed = ", ".join(dict.fromkeys(names))
+        message = f"is not a larger shape of the model that it starts from: {listed}"
+        fix = "Only dropout may differ, and depth, width, heads of the same size and "
+        fix += "intermediate_size be larger. For fewer layers, choose them: start_layers=1,3,5"
+        raise ConfigError(message, where="encoder", fix=fix)
 
 
 def grow(model: Model, encoder: EncoderConfig) -> Model:
@@ -449,10 +452,7 @@ def grow(model: Model, encoder: EncoderConfig) -> Model:
     Raises:
         ConfigError: the encoder is smaller or differs in more than size and dropout.
     """
-    if names := growth_obstacles(model.config, encoder):
-        message = f"is not a larger shape of the model that it starts from: {', '.join(names)}"
-        fix = "Only depth, width, heads of the same size and intermediate_size may be larger."
-        raise ConfigError(message, where="encoder", fix=fix)
+    _require_growth(model.config, encoder)
     larger, state = Model(encoder, model.specification), model.state_dict()
     layers = spread_layers(encoder.depth, model.config.depth)
     stacks, head_size = dict[str, int](), encoder.width // encoder.heads
