@@ -220,6 +220,7 @@ def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path):
     ("a.parquet", b"PAR1 no", "", "is not a complete Parquet file"),
     ("a.json", b"EU B-ORG\n", "", "is not JSON"),
     ("a.json", b'{"data": []}', "", "is read by the task answer alone"),
+    ("a.json", b'{"default": {}}', "", "name the other files instead of their folder"),
     ("a.json", b"[]", "", "holds no row"),
     ("a.json", b"[1]", ":record 1", "holds a JSON int"),
     ("a.json", b'[{"a": 1} {"a": 2}]', "", "is not JSON"),

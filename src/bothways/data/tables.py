@@ -432,7 +432,9 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
     values = read_json_text(path, fix, bytes_read, unique=True)
     if not isinstance(values, list):
         squad = isinstance(values, dict) and "data" in values
-        fix += " The form of SQuAD is read by the task answer alone." if squad else ""
+        # Such as the dataset_infos.json of a data set that was cloned from the Hub.
+        other = "If it holds no rows, name the other files instead of their folder."
+        fix += f" {'The form of SQuAD is read by the task answer alone.' if squad else other}"
         raise DataError("is not an array of objects", where=path, fix=fix)
     for number, value in enumerate(values, 1):
         location = f"{path}:record {number}"
