@@ -160,6 +160,19 @@ def test_rows_are_read_by_their_columns(folder):
     assert choose(row) == choose(ChoiceExample(text, (other, text)))
 
 
+def test_settings_of_other_tasks_are_named_as_such(folder):
+    for settings, message in (
+        (
+            {"abstain": 0.9},
+            "abstain: is a setting of classify and zero-shot; the task here is embed",
+        ),
+        ({"top_k": 3}, "top: is a setting of fill; the task here is embed"),
+        ({"stripe": 3}, "stripe: unknown key 'stripe'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            bothways.load(folder, task="embed", **settings)
+
+
 def test_streams_are_lazy(folder):
     from bothways.prediction.engine import PredictConfig
 

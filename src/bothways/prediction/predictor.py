@@ -46,7 +46,7 @@ from bothways.prediction import engine
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session, open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
-from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
+from bothways.tasks.catalogue import ALL_TASKS, TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import NEEDS_ENTAILMENT, ClassificationTask
 from bothways.tasks.columns import UnclearColumnError
 from bothways.tasks.masked_lm.task import NEEDS_DIRECTION
@@ -731,7 +731,7 @@ def _bind(
         message = "a setting of the task has no prefix here"
         raise ConfigError(message, where="task", fix="Write, for example, columns.text=body.")
     base, recorded_length = _recorded_task(loaded, None if name is None else task_kind(name))
-    task: AnyTask = configs.load(type(base), base=base, overrides=settings)
+    task = _changed(base, settings)
     _check_heads(task, loaded)
     if task.name == "embed":
         projection = sentence_transformers.read_projection(loaded.folder)
@@ -751,11 +751,26 @@ def rebound(
     """Return the model with other settings of its task, or another length; they share weights."""
     settings = rename(settings, _ALIASES)
     length = settings.pop("length", length) or task_model.length
-    task = configs.load(type(task_model.task), base=task_model.task, overrides=settings)
+    task = _changed(task_model.task, settings)
     bound: TaskModel[Any, Any] = task.bind(
         task_model.model, task_model.tokenizer, task_model.labels, length
     )
     return bound.eval()
+
+
+def _changed(task: Any, settings: Tree) -> AnyTask:
+    """Return a task with other settings.
+
+    Raises:
+        ConfigError: a setting is unknown or of other tasks, or a value is not allowed.
+    """
+    for name in settings:
+        kinds = [kind for kind, cls in ALL_TASKS.items() if name in cls.__dataclass_fields__]
+        if kinds and name not in task.__dataclass_fields__:
+            message = f"is a setting of {' and '.join(kinds)}; the task here is {task.name}"
+            raise ConfigError(message, where=name, fix="Leave it out.")
+    changed: AnyTask = configs.load(type(task), base=task, overrides=settings)
+    return changed
 
 
 def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
