@@ -51,6 +51,15 @@ def test_odd_modules_are_one_error(content, folder):
         read_program_config(folder, 20)
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_link_to_nothing_is_an_error_with_its_target(name, folder):
+    """A snapshot of the Hub's cache that was copied without its blobs has such links."""
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to("../../blobs/4d7a")
+    with pytest.raises(FolderError, match=r"is a link to \.\./\.\./blobs/4d7a.*\n.*cp -rL"):
+        load_model(folder)
+
+
 @pytest.mark.parametrize("content", [DEEP, '{"pooling_mode": 3}', '{"pooling_mode": [["cls"]]}'])
 def test_an_odd_pooling_is_one_error(content, folder):
     modules = [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]

@@ -158,8 +158,8 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
         if (folder / MODULES).is_file():
-            fix = "A folder of sentence-transformers without a Transformer has no encoder: "
-            fix += f"its vectors are computed with {argument(task='embed')}."
+            fix = "Copy or download the folder again, or if it is one of sentence-transformers "
+            fix += f"without a Transformer, compute its vectors with {argument(task='embed')}."
         if any(folder.glob("*.ckpt*.index")):
             command = call("convert", str(folder), out="FOLDER")
             fix = f"To convert a TensorFlow checkpoint: {command}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bothways.core.errors import FolderError, os_errors
+from bothways.core.errors import FolderError, os_errors, read_errors
 from bothways.core.files import (
     local_path,
     near_path,
@@ -104,12 +105,13 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
         ConfigError: the name of the folder is not UTF-8.
         ResourceError: the folder cannot be restored.
         FolderError: it is neither a folder nor an id, the Hub does not have it, or it cannot be
-            reached.
+            reached; or a file of the folder is a link to nothing.
     """
     folder = local_path(name)
     _recover(folder)
     if folder.is_dir():
         require_utf8(folder)
+        _require_targets(folder)
         return folder / _inner(folder)
     if folder.exists():
         raise FolderError("is a file, not a model folder", where=name, fix=_FIX)
@@ -131,6 +133,21 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     if files is MODEL_FILES and not any(snapshot.glob("*model*.safetensors")):
         snapshot = _download(hub_id, PICKLE_FILES, inner)
     return snapshot
+
+
+def _require_targets(folder: Path) -> None:
+    """Raise FolderError for a link to a file that does not exist: it would count as no file.
+
+    Example: a snapshot of the Hub's cache, which was copied without the files it links to.
+    """
+    with read_errors(folder):
+        files = sorted(folder.iterdir())
+    for file in files:
+        linked = file.suffix in (".json", ".txt", ".model", ".safetensors") and file.is_symlink()
+        if linked and not file.exists():
+            message = f"is a link to {os.readlink(file)}, which does not exist"
+            fix = "Copy the folder again with the files that it links to, as cp -rL does."
+            raise FolderError(message, where=file, fix=fix)
 
 
 def portable_name(name: str) -> str:
