@@ -275,6 +275,7 @@ def test_a_checkpoint_is_named_by_folder_index_or_prefix(tmp_path):
     for name in ("", "bert_model.ckpt", "bert_model.ckpt.index"):
         report = read_tensorflow(source / name).report
         assert report.unused == {"odd/one": "not a known part of this family"}
+        run_line("convert", source / name, "--out", tmp_path / "new")
     write_checkpoint(source / "model.ckpt-5", found)
     with pytest.raises(FolderError, match=r"checkpoints: bert_model.ckpt.index, model.ckpt-5"):
         read_tensorflow(source)

@@ -23,7 +23,7 @@ from bothways.hub.resolve import resolve_run
 
 
 def convert(
-    source: Path,
+    source: str,
     /,
     *,
     out: Path,
@@ -38,7 +38,7 @@ def convert(
     ----------
     source
         The unpacked folder of a checkpoint, or its .index file. With --vocabulary, a model folder,
-        or the folder of a run.
+        a Hub id, or the folder of a run.
     out
         The model folder.
     part
@@ -48,10 +48,6 @@ def convert(
         a folder, tokenizer.json or vocab.txt. New rows are the means of the old pieces; all rows
         are listed in vocabulary.tsv, next to the new weights.
     """
-    if not source.exists():
-        fix = "A model of the Hub is fetched first: hf download NAME --local-dir DIR"
-        raise FolderError("no such folder", where=source, fix=fix)
-    check_not_input(out, [source])
     if vocabulary is not None:
         if part is not None:
             message = "chooses a model of a TensorFlow checkpoint, and this is another vocabulary"
@@ -65,15 +61,17 @@ def convert(
         table = Path(resolve_run(str(out)), TABLE)
         print(f"wrote {out}: {change.new.size:,} tokens; each row is in {table}", file=sys.stderr)
         return
-    is_model = Path(resolve_run(str(source)), "config.json").is_file()
-    if is_model and not (any(source.glob("*.index")) or part):
+    folder = Path(source)
+    check_not_input(out, [folder])
+    is_model = Path(resolve_run(source), "config.json").is_file()
+    if is_model and not (any(folder.glob("*.index")) or part):
         fix = "To change its vocabulary: --vocabulary FILE."
         raise FolderError("is a model folder already", where=source, fix=fix)
     from bothways.hub.convert.tensorflow import read_tensorflow
     from bothways.hub.model_card import Card
     from bothways.hub.model_folder import save_model
 
-    checkpoint = read_tensorflow(source, part)
+    checkpoint = read_tensorflow(folder, part)
     summary = "Converted from a TensorFlow checkpoint with `bothways convert`, without training."
     card = Card(f"{checkpoint.index.stem}, converted", summary)
     save_model(out, checkpoint.model, checkpoint.tokenizer, card=card)

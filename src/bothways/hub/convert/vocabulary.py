@@ -32,6 +32,7 @@ from bothways.core.terminal import listed
 from bothways.data.text_io import read_lines
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import check_replaceable, load_model, save_model
+from bothways.hub.resolve import resolve
 from bothways.hub.sentence_transformers import kept_files
 from bothways.model.config import with_vocabulary
 from bothways.model.init import without_weights
@@ -90,7 +91,8 @@ def convert_vocabulary(
     """Save a model with another vocabulary; return what became of each row.
 
     Args:
-        source: a model folder, or the folder of a run: its `generator/` is converted with `model/`.
+        source: a model folder or a Hub id, or the folder of a run: its `generator/` is converted
+            with `model/`.
         out: the new folder, with the table of the rows in `vocabulary.tsv`; of a run in `model/`.
         vocabulary: a text file with a word to add in each line; or a tokenizer (a folder,
             `tokenizer.json`, `vocab.txt` …) that replaces the old one.
@@ -101,6 +103,8 @@ def convert_vocabulary(
     """
     folder_or_run, target, word_list = map(local_path, (source, out, vocabulary))
     check_not_input(target, [folder_or_run, word_list])
+    if of_hub := not folder_or_run.exists():
+        folder_or_run = resolve(source)
     inner = {role: folder_or_run / role for role in ("generator", "model")}
     folders = {role: inner[role] for role in inner if (inner[role] / "config.json").is_file()}
     if "model" not in folders or (folder_or_run / "config.json").exists():  # no run
@@ -115,11 +119,12 @@ def convert_vocabulary(
             change = change_vocabulary(loaded.tokenizer, word_list)
         model = converted(loaded.model, change)
         counts = ", ".join(f"{fate}: {n:,}" for fate, n in change.counts.items())
+        name = source if of_hub else loaded.folder.name
         summary = (
-            f"{loaded.folder.name} with another vocabulary, by `bothways convert --vocabulary`. "
+            f"{name} with another vocabulary, by `bothways convert --vocabulary`. "
             f"Rows: {counts}. Continue its pre-training before using it."
         )
-        card = Card(f"{loaded.folder.name}, another vocabulary", summary)
+        card = Card(f"{name}, another vocabulary", summary)
         save_model(
             target / role, model, change.new, labels=loaded.labels, problem=loaded.problem,
             card=card, extra=loaded.extra, extra_files=kept_files(loaded.folder, model),
