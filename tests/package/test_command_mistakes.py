@@ -270,7 +270,11 @@ def test_numbers_are_checked_before_the_work(line, where, tmp_path, monkeypatch)
 DISK = [OSError(n, os.strerror(n), "run/parts") for n in (errno.ENOSPC, errno.EIO, errno.EROFS)]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), *DISK], ids=str)
+ALLOCATOR = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 64 bytes.")
+MEMORY = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no memory"), ALLOCATOR]
+
+
+@pytest.mark.parametrize("error", [*MEMORY, *DISK], ids=str)
 def test_an_error_that_no_job_expects_is_no_traceback(error, monkeypatch, capsys):
     def failing(*_: object, **__: object) -> None:
         raise error
@@ -284,7 +288,8 @@ def test_an_error_that_no_job_expects_is_no_traceback(error, monkeypatch, capsys
     if isinstance(error, OSError):
         message = f"error: run/parts: cannot be read or written: {error.strerror}\n"
     else:
-        message = "error: out of GPU memory\n  In training, halve microbatch_tokens"
+        device = "GPU " if isinstance(error, torch.OutOfMemoryError) else ""
+        message = f"error: out of {device}memory\n  In training, halve microbatch_tokens"
     assert said.startswith(message)
     assert said.count("\n") == 2
 

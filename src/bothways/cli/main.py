@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 _OUT_OF_MEMORY = (
-    "out of GPU memory\n  In training, halve microbatch_tokens, then set training.recompute=true, "
-    "and continue with --resume: checkpoints are complete. For predictions, use --device cpu."
+    "out of {}memory\n  In training, halve microbatch_tokens, then set training.recompute=true, "
+    "and continue with --resume: checkpoints are complete. For predictions, use {}."
 )
 _OF_A_DISK = {errno.ENOSPC, errno.EIO, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """Errors of the disk, not of the program: no room, none for this user, a defect, no writing."""
@@ -263,11 +263,10 @@ def _run() -> None:
         if error.on_every_rank and os.environ.get("RANK", "0") != "0":
             sys.exit(2)
         _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
-    except RuntimeError as error:
-        # torch's error is recognized by name, since importing torch here would slow every command.
-        if type(error).__name__ != "OutOfMemoryError":
+    except (RuntimeError, MemoryError) as error:
+        if not (message := _out_of_memory(error)):
             raise
-        _fail(_OUT_OF_MEMORY)
+        _fail(message)
     except (KeyboardInterrupt, ImportError, SystemError, ValueError) as error:
         if not is_interruption(error):
             raise
@@ -291,6 +290,19 @@ def _run() -> None:
         # Python flushes stdout once more at exit; send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
+
+
+def _out_of_memory(error: Exception) -> str:
+    """Return the message for an error that means too little memory; "" for any other.
+
+    torch's are recognized by their names, since importing torch would slow every command. Of a
+    processor's memory it raises a RuntimeError like any other.
+    """
+    if type(error).__name__ == "OutOfMemoryError":
+        return _OUT_OF_MEMORY.format("GPU ", "--device cpu")
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return _OUT_OF_MEMORY.format("", "a machine or a limit with more of it")
+    return ""
 
 
 def _is_full(output: int) -> bool:
