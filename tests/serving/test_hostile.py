@@ -19,7 +19,7 @@ from bothways.prediction.predictor import Predictor
 from bothways.serving import batcher
 from bothways.serving.app import App, app, requests_log
 from bothways.serving.errors import Limits
-from bothways.serving.run import _JsonLines, bind, url_of
+from bothways.serving.run import _JsonLines, bind, logged_as_json, url_of
 from running_server import connect, exchange, serving, wait_for
 from toy_predictors import predictor
 
@@ -210,3 +210,34 @@ def test_signals_under_load(predictors, monkeypatch, signals):
     else:
         assert set(answers) <= {0, 200, 503}
         assert answers.count(200) < 12
+
+
+def test_requests_that_the_end_cuts_short_are_answered_and_recorded(
+    predictors, monkeypatch, capsys
+):
+    """Each was an exception with a traceback in the log, and in no metric."""
+    gate = threading.Semaphore(1)  # for the text at the start
+
+    def wait(*arguments: Any) -> Any:
+        assert gate.acquire(timeout=20)
+        return engine.predict_sequences(*arguments)
+
+    monkeypatch.setattr(batcher, "predict_sequences", wait)
+    application = app(predictors["classify"], limits=Limits(drain_seconds=1.0))
+    answers: list[int] = []
+    with logged_as_json(requests=True), serving(application) as (url, server, _):
+        ask = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(f"{url}/classify", json={"inputs": "good film"}, timeout=30).status_code
+            )
+        )
+        ask.start()
+        wait_for(lambda: application.batcher._busy_since is not None)
+        server.handle_exit(signal.SIGTERM, None)
+        ask.join(30)
+        gate.release(10)
+    assert answers == [503]
+    assert "503" in statuses(application)
+    log = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["status"] for line in log if "status" in line] == [503]
+    assert not any("traceback" in line for line in log)

@@ -208,9 +208,9 @@ class App:
         seconds = time.perf_counter() - exchange.start
         if status != 499:
             await respond(send, status, body, kind, exchange, scope["method"] == "HEAD")
+        self.record(exchange, status, len(body), seconds)
         if stopped is not None:
             raise stopped
-        self.record(exchange, status, len(body), seconds)
 
     def record(self, exchange: Exchange, status: int, size: int, seconds: float) -> None:
         """Count and log a request that was answered, and the bytes of the answer."""

@@ -497,6 +497,14 @@ class _JsonLines(logging.Formatter):
         return orjson.dumps({"time": f"{stamp}.{int(record.msecs):03d}Z", **fields}).decode()
 
 
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Return False for the cancellation of a request, which uvicorn logs with a traceback.
+
+    It comes after `drain_seconds`; the request is answered 503, and has a line of its own.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
 @contextlib.contextmanager
 def logged_as_json(*, requests: bool) -> Iterator[None]:
     """Write what the server logs to standard error; one line a request, if asked for.
@@ -505,6 +513,7 @@ def logged_as_json(*, requests: bool) -> Iterator[None]:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
+    handler.addFilter(_is_fault)
     roots = [logging.getLogger(name) for name in ("bothways.serving", "uvicorn.error")]
     loggers = [*roots, requests_log]
     states = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
