@@ -180,6 +180,8 @@ def test_none_drops_earlier_settings_of_its_table():
     ("[training]\nclip = 1", ["training.ema=0.9"], "run.toml: training.clip: unknown key"),
     ("[training.schedule]\nwarmup = 'soon'", [], "run.toml: training.schedule.warmup: "),
     ('batch = "examples"', ["seed=1"], "run.toml: batch.n: is missing"),
+    ("seed = true", [], "run.toml: seed: True is given, but it must be a whole number"),
+    ("seed = 2026-01-01", [], "run.toml: seed: 2026-01-01 is given, but it must be a whole number"),
     ("data_copies = 3", ["seed=x"], "seed: 'x' is given"),
     ("seed = 1", ["seed=x"], "seed: 'x' is given"),
     ("[training]\nseed = 1", ["training.clip=1"], "run.toml: training.seed: unknown key"),

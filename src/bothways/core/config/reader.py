@@ -391,6 +391,8 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
         value = raw
         if other is int and isinstance(raw, str) and "." in raw:  # 1.000 may mean a thousand
             continue
+        if other in (int, float) and isinstance(raw, bool):  # pydantic reads true as 1
+            continue
         # A text for a tuple: "0.9, 0.98" and "[0.9, 0.98]" have two items.
         if isinstance(raw, str) and typing.get_origin(other) is tuple:
             text = raw.strip().removeprefix("[").removesuffix("]").strip().removesuffix(",")
@@ -408,7 +410,8 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
             continue
         if isinstance(value, shape.classes):
             return value
-    message = f"{raw!r} is given, but it must be {_allowed(hint)}"
+    given = raw.isoformat() if hasattr(raw, "isoformat") else repr(raw)  # a date of a TOML file
+    message = f"{given} is given, but it must be {_allowed(hint)}"
     raise failure or ConfigError(message, where=location, fix=_how_to_write(shape, raw, location))
 
 
