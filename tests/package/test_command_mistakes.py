@@ -221,6 +221,16 @@ def test_a_text_that_is_too_long_is_answered_with_a_warning(place, monkeypatch, 
     assert "warning: 1 of 1 examples (100.0%) was longer" in captured.err
 
 
+def test_a_file_may_begin_with_a_hyphen_after_two(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    Path("-n.txt").write_text("a good film\n", encoding="utf8")
+    run_line("predict", "classifier", "--device", "cpu", "--", "-n.txt")
+    assert capsys.readouterr().out.count("\n") == 1
+    with pytest.raises(SystemExit):
+        run_line("predict", "classifier", "--", "-m.txt")
+    assert "Unknown option: -m.txt" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "line",
     [
