@@ -96,6 +96,13 @@ def test_every_layout_opens_as_a_reranker(plain, tmp_path, layout):
     assert bothways.load(folder, task="embed").encode("it ends").shape == (32,)
 
 
+def test_settings_that_change_scores_are_refused(plain, tmp_path):
+    folder = newest(plain, tmp_path / "model")
+    changed(plain, folder, "sentence_bert_config.json", query_length=4)
+    with pytest.raises(FolderError, match="not supported: query_length"):
+        bothways.load(folder)
+
+
 def test_a_plain_classifier_with_one_output_is_a_reranker_by_name(plain):
     assert bothways.load(plain).task_model.task.name == "regress"
     check_equal(plain, bothways.load(plain, task="rerank"))

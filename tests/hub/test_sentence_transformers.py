@@ -317,13 +317,44 @@ def normalised(tmp_path_factory) -> Path:
         (TRANSFORMER, {"do_lower_case": True}, "lower-cases texts before"),
         (TRANSFORMER, {"max_seq_length": "8"}, r"max_seq_length must be .*, not '8'\n  Set it"),
         (TRANSFORMER, [], r"holds a JSON list, not an object"),
+        (TRANSFORMER, {"query_length": 8}, r"not supported: query_length\n"),
+        (TRANSFORMER, {"document_length": 8}, r"not supported: document_length\n"),
+        (TRANSFORMER, {"query_expansion": {"length": 8}}, r"not supported: query_expansion\n"),
+        (TRANSFORMER, {"transformer_task": "fill-mask"}, r"not supported: transformer_task\n"),
+        (TRANSFORMER, {"tokenizer_args": {"do_lower_case": True}}, r": tokenizer_args.do_lower"),
+        (TRANSFORMER, {"config_args": {"hidden_act": "relu"}}, r": config_args.hidden_act\n"),
+        (TRANSFORMER, {"model_args": ["a"]}, r"not supported: model_args\n"),
+        (TRANSFORMER, {"processing_kwargs": {"text": {"max_length": 4}}}, r"kwargs.text.max_len"),
+        (TRANSFORMER, {"modality_config": {"text": {"method": "forward"}}}, r": modality_config.t"),
+        (TRANSFORMER, {"modality_config": 3}, r"modality_config must be an object, not 3"),
+        ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}, r": module_input"),
     ],
 )
 def test_what_is_not_understood_is_refused(normalised, tmp_path, name, content, message):
     folder = shutil.copytree(normalised, tmp_path / "model")
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(json.dumps(content))
     with pytest.raises(FolderError, match=message):
         open_task(str(folder), "embed")
+
+
+NEUTRAL = {
+    "transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "processing_kwargs": {"text": {"padding": True}, "image": {"size": 3}}, "query_length": None,
+    "model_args": {"torch_dtype": "float32"}, "tokenizer_args": {}, "unpad_inputs": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "xlm-roberta"])
+def test_settings_of_the_transformer_have_a_file_by_family(normalised, tmp_path, family):
+    folder = shutil.copytree(normalised, tmp_path / "model")
+    (folder / TRANSFORMER).unlink()
+    settings = {"max_seq_length": 5, **NEUTRAL}
+    (folder / f"sentence_{family}_config.json").write_text(json.dumps(settings))
+    opened = open_task_model(str(folder), "embed")
+    assert opened.length == 5
+    assert_close(vectors(opened, SENTENCES), theirs(folder, SENTENCES))
 
 
 def test_a_length_is_found_wherever_it_stands(normalised, tmp_path):

@@ -24,7 +24,7 @@ ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files of PEFT."""
 CONFIG_FILES = ("config.json", MODULES, ADAPTER, ADAPTER_WEIGHTS)
 SENTENCE_FILES = (
-    "sentence_bert_config.json", PROGRAM, "[0-9]_Pooling*", "[0-9]_Dense*", "[0-9]_Normalize*",
+    "sentence_*_config.json", PROGRAM, "[0-9]_Pooling*", "[0-9]_Dense*", "[0-9]_Normalize*",
     "[0-9]_StaticEmbedding*",
 )  # fmt: skip
 """Files and folders that sentence-transformers adds."""

@@ -52,7 +52,30 @@ ScoreActivation = Literal["sigmoid", "identity"]
 """How a cross-encoder's score is made of its logit."""
 PROJECTION = "projection"
 """The name of the Dense layers among the heads of a model that was opened for embedding."""
-_TRANSFORMER = "sentence_bert_config.json"
+_TRANSFORMERS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The files with the settings of the Transformer, in the order in which the program seeks them."""
+_TRANSFORMER = _TRANSFORMERS[0]
+_OUTPUTS = {
+    "feature-extraction": ("last_hidden_state", "token_embeddings"),
+    "sequence-classification": ("logits", "scores"),
+}
+"""The output that the Transformer reads for each task, and the program's name for it."""
+_CALL = "processing_kwargs"
+_ARGUMENTS = (
+    "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args",
+    "config_kwargs",
+)  # fmt: skip
+_NEUTRAL = frozenset(
+    """
+    trust_remote_code torch_dtype dtype attn_implementation add_pooling_layer unpad_inputs
+    use_memory_efficient_attention use_safetensors safe_serialization low_cpu_mem_usage device_map
+    padding padding_side pad_to_multiple_of use_fast use_cache
+    """.split()  # noqa: SIM905
+)
+"""Arguments of transformers and its tokenizers that change no more than the rounding."""
 SIMILARITY = "similarity_fn_name"
 """A setting of the program that is kept as it was read."""
 _CUT, _DEFAULT = "truncate_dim", "default_prompt_name"
@@ -160,12 +183,16 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     program, config = object_in(file), object_in(folder / "config.json")  # an adapter has none
     section: Any = config.get(_SECTION)
     # The longest text is that of the module, else that of the tokenizer.
-    transformer = object_in(folder / _TRANSFORMER)
+    transformer_file = next(
+        (folder / name for name in _TRANSFORMERS if (folder / name).is_file()),
+        folder / _TRANSFORMER,
+    )
+    transformer = object_in(transformer_file)
     if transformer.get("do_lower_case"):
         message = "lower-cases texts before they are tokenized"
         fix = "Let the tokenizer do it, and set do_lower_case to false."
-        raise FolderError(message, where=folder / _TRANSFORMER, fix=fix)
-    length: Any = _read_count(transformer, "max_seq_length", folder / _TRANSFORMER)
+        raise FolderError(message, where=transformer_file, fix=fix)
+    length: Any = _read_count(transformer, "max_seq_length", transformer_file)
     if length is None:
         length = object_in(folder / "tokenizer_config.json").get("model_max_length")
     # A longer one cannot be computed: there are no positions for it.
@@ -187,6 +214,7 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         if class_name not in classes:
             message = f"scores are made by {name!r:.80}"
             raise FolderError(message, where=folder, fix=f"Supported are {' and '.join(classes)}.")
+        _check_transformer(transformer, transformer_file, "sequence-classification")
         prompts = _read_prompts(program, file)
         return CrossEncoderConfig(classes[class_name], length, *prompts)
     if not (root / MODULES).is_file():
@@ -200,11 +228,48 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         raise FolderError(_has_modules(kinds), where=root / MODULES, fix=_FIX)
     for _, path in chain[1:]:
         require_inside(path, root / MODULES)
+    if not static:
+        _check_transformer(transformer, transformer_file, "feature-extraction")
+    if normalised:
+        _check_normalize(root / chain[-1][1] / "config.json")
     pooling, include_prompt = (
         ("mean", True) if static else _read_pooling(root / chain[1][1] / "config.json")
     )
     components, prompts = _read_count(program, _CUT, file), _read_prompts(program, file)
     return SentenceEncoderConfig(pooling, normalised, components, length, *prompts, include_prompt)
+
+
+def _check_transformer(settings: Mapping[str, Any], file: Path, task: str) -> None:
+    """Raise FolderError for settings of a Transformer that change what it computes."""
+    require_types(settings, file, modality_config=dict, processing_kwargs=dict)
+    modalities, processing = (settings.get(key) or {} for key in ("modality_config", _CALL))
+    output, name = _OUTPUTS[task]
+    forward = {"method": "forward", "method_output_name": output}
+    plain = {
+        "transformer_task": task, "module_output_name": name, "query_length": None,
+        "document_length": None, "query_expansion": None, "modality_config.text": forward,
+    }  # fmt: skip
+    stated = {**settings, "modality_config.text": modalities.get("text")}
+    unsupported = [key for key, value in plain.items() if stated.get(key) not in (None, value)]
+    arguments = {key: settings.get(key) for key in _ARGUMENTS}
+    arguments |= {f"{_CALL}.{key}": processing.get(key) for key in ("common", "text")}
+    for key, values in arguments.items():
+        names = values if isinstance(values, dict) else () if values is None else ("",)
+        unsupported += [f"{key}.{each}".rstrip(".") for each in names if each not in _NEUTRAL]
+    _require_supported(unsupported, file, "Remove those that the model does not need.")
+
+
+def _check_normalize(file: Path) -> None:
+    """Raise FolderError for a Normalize that reads or writes something else than the vector."""
+    settings, plain = object_in(file), (None, "sentence_embedding")
+    names = [name for name in ("module_input_name", "module_output_name") if name in settings]
+    _require_supported([name for name in names if settings[name] not in plain], file, _FIX)
+
+
+def _require_supported(unsupported: list[str], file: Path, fix: str) -> None:
+    if unsupported:
+        message = f"has settings that are not supported: {', '.join(unsupported)[:200]}"
+        raise FolderError(message, where=file, fix=fix)
 
 
 def _read_count(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
@@ -246,9 +311,7 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] |
         raw["module_output_name"] = "another name"
     plain = {"module_input_name": "sentence_embedding", "use_residual": False}
     unsupported = [key for key, value in raw.items() if key not in plain or plain[key] != value]
-    if unsupported:
-        message = f"has settings that are not supported: {', '.join(unsupported)[:200]}"
-        raise FolderError(message, where=file, fix=_FIX)
+    _require_supported(unsupported, file, _FIX)
     weights = open_weights(folder)
     shapes = {"linear.weight": (outputs, inputs)} | ({"linear.bias": (outputs,)} if bias else {})
     if {name: tuple(shape) for name, shape in weights.shapes.items()} != shapes:
