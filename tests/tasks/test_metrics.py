@@ -62,7 +62,7 @@ def test_thresholds_are_the_best_that_there_are(rows, share, seed, coarse):
     probabilities = probabilities.round(1) if coarse else probabilities
     thresholds = metrics.macro_thresholds(truth, probabilities)
     for y, p, threshold in zip(truth.T, probabilities.T, thresholds, strict=True):
-        scores = {cut: f1(y, p >= cut) for cut in (threshold, 2.0, *p)}
+        scores = {cut: f1(y, p >= cut) for cut in (threshold, 1.0, *p)}
         assert scores[threshold] == pytest.approx(max(scores.values()))
         assert 0 <= threshold <= 1
         # Elsewhere rounding moves nothing across.
@@ -79,11 +79,19 @@ def test_thresholds_have_the_best_f1_of_all_decisions(rows, seed, coarse):
 
     held = truth.any(0).tolist()
     columns = zip(probabilities.T.tolist(), held, strict=True)
-    cuts = [[2.0, *column] if known else [0.5] for column, known in columns]
+    cuts = [[1.0, *column] if known else [0.5] for column, known in columns]
     chosen = metrics.micro_thresholds(truth, probabilities)
     best = max(f1(truth, probabilities >= (a, b)) for a in cuts[0] for b in cuts[1])
     assert f1(truth, probabilities >= chosen) == pytest.approx(best)
     assert all(known or cut == 0.5 for cut, known in zip(chosen, held, strict=True))
+
+
+def test_no_threshold_is_above_a_certain_label():
+    truth = np.array([[1, 0], [1, 1], [1, 0], [0, 0]])
+    probabilities = np.array([[0.9, 1.0], [0.8, 0.3], [0.7, 0.6], [0.1, 0.2]])
+    chosen = metrics.micro_thresholds(truth, probabilities)
+    # Every threshold assigns the second label to the first example.
+    assert f1(truth, probabilities >= chosen) == pytest.approx(8 / 10)
 
 
 def test_a_threshold_that_is_better_by_little_is_better():

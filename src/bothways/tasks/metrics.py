@@ -160,12 +160,13 @@ def _cuts(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the candidate thresholds of a label, and the right and all assignments by each."""
     # A threshold is halfway between neighbouring probabilities, where rounding flips no example.
-    # The last candidate is above all of them.
+    # The last candidate is above all of them; none is above a probability of 1.
     levels, position = np.unique(probabilities, return_inverse=True)  # ascending
     correct = np.bincount(position, weights=truth)[::-1].cumsum()[::-1]
     assigned = np.bincount(position)[::-1].cumsum()[::-1]
     thresholds = (np.append(levels, 1.0) + np.insert(levels, 0, 0.0)) / 2
-    return thresholds, np.append(correct, 0.0), np.append(assigned, 0.0)
+    count = len(thresholds) - int((levels == 1).any())
+    return thresholds[:count], np.append(correct, 0.0)[:count], np.append(assigned, 0.0)[:count]
 
 
 def _best(thresholds: NDArray[np.float64], value: NDArray[np.float64]) -> int:
