@@ -60,6 +60,21 @@ def test_ids_and_offsets_are_those_of_transformers(folders, texts):
         assert_same_tokens(ours, theirs, texts)
 
 
+def test_added_tokens_are_looked_for_as_the_setting_normalises_them(tmp_path):
+    tokenizer = word_piece()
+    tokenizer.add_tokens(["Foo", "É"])
+    folder = saved(tmp_path / "in", tokenizer, "bert", do_lower_case=False, strip_accents=False)
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    assert_same_tokens(ours, theirs, ["Foo foo", "É É e E", "fooFoo"])
+    assert ours.encode("Foo").tolist() == [ours.id("Foo")]
+
+
+def test_an_unknown_token_that_the_file_does_not_use_is_refused(tmp_path):
+    folder = saved(tmp_path, word_piece(), "bert", unk_token="[MASK]")
+    with pytest.raises(TokenizerError, match=r"unknown token '\[UNK\]'; BertTokenizer"):
+        Tokenizer.load(folder)
+
+
 PIECES: list[tuple[str, Callable[..., Any], str]] = [
     ("albert", albert, "do_lower_case"),
     ("albert", albert, "keep_accents"),

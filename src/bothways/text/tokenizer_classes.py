@@ -508,6 +508,10 @@ def reconcile(
     if (kind := _kind(backend)) != tokenizer_class.model:
         other = f"builds {tokenizer_class.model}"
         raise _mismatch(file, f"holds a {kind} model", tokenizer_class, other)
+    unknown = name_in(config, SETTINGS["unknown"]) or NAMES["unknown"][0]
+    if kind == "WordPiece" and backend.model.unk_token != unknown:
+        how = f"has the unknown token {backend.model.unk_token!r}"
+        raise _mismatch(file, how, tokenizer_class, f"has {unknown!r}")
     _follow(backend, config, file)
     maps = (
         base64.b64decode(step["precompiled_charsmap"])
@@ -547,6 +551,7 @@ def _follow(backend: Backend, config: Mapping[str, Any], file: Path) -> None:
         norm.handle_chinese_chars = cjk
         if "strip_accents" in config:  # null means as do_lower_case
             norm.strip_accents = flag(config, file, "strip_accents", None)
+        backend.normalizer = norm  # normalises added tokens again
     if isinstance(cut, pre_tokenizers.ByteLevel) and _kind(backend) == "BPE":
         cut.add_prefix_space = flag(config, file, "add_prefix_space", cut.add_prefix_space)
         if isinstance(post, processors.RobertaProcessing):
