@@ -1,5 +1,6 @@
 """Folders of sentence-transformers: read and written, with equal vectors both ways."""
 
+import fnmatch
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.model_folder import save_model
+from bothways.hub.resolve import MODEL_FILES
 from bothways.hub.sentence_transformers import Pooling, read_program_config
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES
@@ -320,6 +322,7 @@ def normalised(tmp_path_factory) -> Path:
         (TRANSFORMER, {"query_length": 8}, r"not supported: query_length\n"),
         (TRANSFORMER, {"document_length": 8}, r"not supported: document_length\n"),
         (TRANSFORMER, {"query_expansion": {"length": 8}}, r"not supported: query_expansion\n"),
+        (TRANSFORMER, {"tokenizer_name_or_path": "bert"}, r": tokenizer_name_or_path\n"),
         (TRANSFORMER, {"transformer_task": "fill-mask"}, r"not supported: transformer_task\n"),
         (TRANSFORMER, {"tokenizer_args": {"do_lower_case": True}}, r": tokenizer_args.do_lower"),
         (TRANSFORMER, {"config_args": {"hidden_act": "relu"}}, r": config_args.hidden_act\n"),
@@ -350,8 +353,9 @@ NEUTRAL = {
 def test_settings_of_the_transformer_have_a_file_by_family(normalised, tmp_path, family):
     folder = shutil.copytree(normalised, tmp_path / "model")
     (folder / TRANSFORMER).unlink()
-    settings = {"max_seq_length": 5, **NEUTRAL}
-    (folder / f"sentence_{family}_config.json").write_text(json.dumps(settings))
+    settings, name = {"max_seq_length": 5, **NEUTRAL}, f"sentence_{family}_config.json"
+    (folder / name).write_text(json.dumps(settings))
+    assert any(fnmatch.fnmatch(name, pattern) for pattern in MODEL_FILES)  # is downloaded
     opened = open_task_model(str(folder), "embed")
     assert opened.length == 5
     assert_close(vectors(opened, SENTENCES), theirs(folder, SENTENCES))

@@ -247,7 +247,8 @@ def _check_transformer(settings: Mapping[str, Any], file: Path, task: str) -> No
     forward = {"method": "forward", "method_output_name": output}
     plain = {
         "transformer_task": task, "module_output_name": name, "query_length": None,
-        "document_length": None, "query_expansion": None, "modality_config.text": forward,
+        "document_length": None, "query_expansion": None, "tokenizer_name_or_path": None,
+        "modality_config.text": forward,
     }  # fmt: skip
     stated = {**settings, "modality_config.text": modalities.get("text")}
     unsupported = [key for key, value in plain.items() if stated.get(key) not in (None, value)]
