@@ -69,6 +69,18 @@ def test_added_tokens_are_looked_for_as_the_setting_normalises_them(tmp_path):
     assert ours.encode("Foo").tolist() == [ours.id("Foo")]
 
 
+def test_added_tokens_that_are_one_text_are_refused(tmp_path):
+    """Which of them transformers finds is another one in each process."""
+    tokenizer = word_piece()
+    tokenizer.add_tokens(["Foo", "foo"])
+    with pytest.raises(TokenizerError, match=r"'Foo' and 'foo', which its normaliser makes one"):
+        Tokenizer.load(saved(tmp_path / "uncased", tokenizer, "bert"))
+    cased = saved(tmp_path / "cased", tokenizer, "bert", do_lower_case=False, strip_accents=False)
+    assert Tokenizer.load(cased).encode("Foo foo").tolist() == tokenizer.convert_tokens_to_ids(
+        ["Foo", "foo"]
+    )
+
+
 def test_an_unknown_token_that_the_file_does_not_use_is_refused(tmp_path):
     folder = saved(tmp_path, word_piece(), "bert", unk_token="[MASK]")
     with pytest.raises(TokenizerError, match=r"unknown token '\[UNK\]'; BertTokenizer"):

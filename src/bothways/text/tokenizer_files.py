@@ -127,6 +127,7 @@ def load_backend(
         named = _special_tokens(config, file)
         backend.add_tokens([token for token in named if token.content not in contents])
         finish(backend, specials)
+        _check_added(backend, file)
         backend.encode_batch_fast(list(classes.PROBES))  # finds a damaged table of normalisation
     names = config.get("model_input_names")
     flat = isinstance(names, list) and "token_type_ids" not in names
@@ -416,6 +417,26 @@ def add_numbered(backend: classes.Backend, config: Mapping[str, Any], file: Path
             message = f"gives the token {token.content!r} the id {id}; the vocabulary has {actual}"
             fix = "Fetch the vocabulary that it goes with, or correct the id."
             raise TokenizerError(message, where=location, fix=fix)
+
+
+def _check_added(backend: classes.Backend, file: Path) -> None:
+    """Raise TokenizerError for added tokens that normalisation makes one text.
+
+    The backend finds either of them, another one each time that it is loaded.
+    """
+    if backend.normalizer is None:
+        return
+    tokens = dict[str, str]()
+    for token in backend.get_added_tokens_decoder().values():
+        if not token.normalized:
+            continue
+        normal_form = backend.normalizer.normalize_str(token.content)
+        other = tokens.setdefault(normal_form, token.content)
+        if other != token.content:
+            message = f"has the added tokens {other!r} and {token.content!r}, which its normaliser "
+            message += f"makes one text, {normal_form!r}"
+            fix = 'Set "normalized" to false for them, or remove one.'
+            raise TokenizerError(message, where=file, fix=fix)
 
 
 def _contents(backend: classes.Backend) -> set[str]:
