@@ -79,7 +79,7 @@ def load_backend(
     Raises:
         TokenizerError: a file is missing or not a tokenizer, special tokens are missing, the folder
             names a class that is not supported or that contradicts its files, or an added token
-            gets another id than the file lists.
+            gets another id than the file lists, or is the same text as another one.
         ResourceError: a file cannot be read.
     """
     if not path.exists():
