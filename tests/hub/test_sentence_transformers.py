@@ -345,7 +345,8 @@ NEUTRAL = {
     "transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "processing_kwargs": {"text": {"padding": True}, "image": {"size": 3}}, "query_length": None,
-    "model_args": {"torch_dtype": "float32"}, "tokenizer_args": {}, "unpad_inputs": False,
+    "model_args": {"torch_dtype": "float32"}, "tokenizer_args": {"cache_dir": None},
+    "unpad_inputs": False,
 }  # fmt: skip
 
 
