@@ -9,6 +9,13 @@ import pytest
 from bothways.cli import main as cli
 
 
+class Terminal(io.TextIOWrapper):
+    """The stream of a terminal, which has an encoding of its own."""
+
+    def isatty(self):
+        return True
+
+
 @pytest.mark.parametrize(
     ("words", "encoding", "columns", "shown"),
     [
@@ -22,7 +29,7 @@ def test_output_is_written_in_any_encoding_and_width(
 ):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "argv", ["bothways", *words])
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    monkeypatch.setattr(sys, "stdout", Terminal(written, encoding=encoding))
     monkeypatch.setenv("COLUMNS", columns)
     cli.main()
     sys.stdout.flush()
@@ -33,8 +40,28 @@ def test_output_is_written_in_any_encoding_and_width(
 def test_characters_that_the_encoding_lacks_stay_valid_json(monkeypatch):
     written = io.BytesIO()
     text = 'é × 中 😀 "quoted"'
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(sys, "stdout", Terminal(written, encoding="ascii"))
     monkeypatch.setattr(cli, "app", lambda *_, **__: print(json.dumps(text, ensure_ascii=False)))
     monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     cli.main()
     assert json.loads(written.getvalue()) == text
+
+
+@pytest.mark.parametrize(
+    ("stream", "chosen", "encoding"),
+    [
+        (io.TextIOWrapper, None, "utf-8"),
+        (io.TextIOWrapper, "gb18030", "gb18030"),
+        (Terminal, None, "gb18030"),
+    ],
+)
+def test_files_and_pipes_get_utf8_in_every_locale(stream, chosen, encoding, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("PYTHONIOENCODING", chosen)
+    monkeypatch.setattr(sys, "stdout", stream(written, encoding="gb18030"))
+    monkeypatch.setattr(cli, "app", lambda *_, **__: print("中文"))
+    monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
+    cli.main()
+    assert written.getvalue().decode(encoding) == "中文\n"

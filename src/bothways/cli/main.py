@@ -236,7 +236,10 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="bothways.escape")
+            # Files are read as UTF-8 in every locale, so what becomes a file is written as UTF-8.
+            data = stream is sys.stdout and not stream.isatty()
+            utf8 = data and "PYTHONIOENCODING" not in os.environ
+            stream.reconfigure(encoding="utf-8" if utf8 else None, errors="bothways.escape")
     for name in ("COLUMNS", "LINES"):  # rich and argument help fail at a width of 0
         value = os.environ.get(name, "")
         if value.isdecimal() and int(value) < _NARROWEST:
