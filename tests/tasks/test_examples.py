@@ -67,7 +67,10 @@ def test_columns_are_guessed_where_that_is_clear(tmp_path, names, text, text_b, 
     assert [example.label for example in unlabelled.examples] == [None]
 
 
-@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+@pytest.mark.parametrize(
+    ("mark", "name"),
+    [(";", "semicolons"), ("\t", "tabs"), ("|", "bars"), ("\uff0c", "full-width commas")],
+)
 @pytest.mark.parametrize(
     ("columns", "text"),
     [(TextColumns(), "Hello, Ann"), (TextColumns("Message", label="Team"), "Hello")],

@@ -383,7 +383,14 @@ def _without_blanks(records: Records, columns: int) -> Records:
             blank.append((line, [""]))
 
 
-_SEPARATORS = ((";", "semicolons"), ("\t", "tabs"), (",", "commas"), ("|", "bars"))
+_SEPARATORS = (
+    (";", "semicolons"),
+    ("\t", "tabs"),
+    (",", "commas"),
+    ("|", "bars"),
+    ("\uff0c", "full-width commas"),  # typed in Chinese and Japanese text
+    ("\uff1b", "full-width semicolons"),
+)
 
 
 def separator_advice(names: Many[str]) -> str | None:
