@@ -83,6 +83,8 @@ def test_words_are_those_of_berts_tokenizer(text):
         ("we’ll “go”", ["we", "’ll", "“", "go", "”"]),
         ("中文 has U.S. \u0000", ["中", "文", "has", "U.S.", "\u0000"]),
         ("हिन्दी e\u0301t", ["हिन्दी", "e\u0301t"]),
+        ("In Paris😍🤩, I❤️NY👍🏽", ["In", "Paris", "😍", "🤩", ",", "I", "❤️", "NY", "👍🏽"]),
+        ("👨‍👩‍👧Ann क्‍ष €100", ["👨‍👩‍👧", "Ann", "क्‍ष", "€", "100"]),
     ],
 )  # fmt: skip
 def test_names_and_abbreviations_are_whole(text, words):

@@ -5,7 +5,7 @@ No character is changed or lost: words are slices of the text, found by a splitt
     auto         rules; a model that is trained on single characters of a script without blanks has
                  characters
     rules        words as in CoNLL data and spaCy: "U.N.", "O'Neil", "well-known" and "1,000"
-                 stay whole, the clitic of "Germany's" and other marks are separate
+                 stay whole, the clitic of "Germany's", emoji and other marks are separate
     punctuation  every punctuation mark is separate: BERT's `BasicTokenizer`, without its
                  lower-casing, which is left to the model's tokenizer
     whitespace   separated by white space only
@@ -58,13 +58,18 @@ _NAME = re.compile(r"[\w.+-]")
 _TITLE = re.compile(r"(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Ltd|Corp|Gen|Gov|Sen|Rep|Rev|vs)\.(?=\s)")
 _SHAPE = re.compile(
     r"I"
+    r"|s(?:[jz]|(?<=z)s)*"  # €, →, 😍, 👍🏽, 👨‍👩‍👧
     r"|(?:[aA]\.)+[aA](?![aA0])\.?"  # U.N., e.g.
     r"|A\.(?= +A)"  # the initial in J. Smith
-    r"|[aA0]+(?:(?:['&-]|\.(?=[a0])|(?<=0)[,:/](?=0))[aA0]+)*"  # O'Neil, AT&T, 1-0, a.com, 1,000
+    r"|[aA0jz]+(?:(?:['&-]|\.(?=[a0])|(?<=0)[,:/](?=0))[aA0jz]+)*"  # O'Neil, AT&T, 1-0, a.com
     r"|`[aA]+"  # a clitic
     r"|[^ ]"
 )
-"""Words in the shape of a text: each letter is "a" or "A", each digit "0", each ideograph "I"."""
+"""Words in the shape of a text: each letter is "a" or "A", each digit "0", each ideograph "I", each
+sign beyond ASCII "s"; "j" joins the emoji before it, "z" those on both sides."""
+_JOINERS = "\u200d\ufe0e\ufe0f🏻🏼🏽🏾🏿"
+"""Characters within emoji: the zero-width joiner, variation selectors and tones of skin. The
+first is within words, too, of Hindi for example."""
 
 
 def split_words(text: str, splitter: Splitter = "auto") -> list[tuple[int, int]]:
@@ -75,7 +80,7 @@ def split_words(text: str, splitter: Splitter = "auto") -> list[tuple[int, int]]
         case "characters":
             words = re.finditer(r"\S", text)
         case "punctuation":
-            words = re.finditer(r"[aA0]+|[^ ]", "".join(map(_kind, text)))
+            words = re.finditer(r"[aA0sjz]+|[^ ]", "".join(map(_kind, text)))
         case "rules" | "auto":
             return _split_by_rules(text)
     return [word.span() for word in words]
@@ -138,10 +143,16 @@ def _kind(character: str) -> str:
         return "0"
     if any(first <= ord(character) <= last for first, last in _IDEOGRAPHS):
         return "I"
-    mark = unicodedata.category(character).startswith("P") or (
+    if character in _JOINERS:
+        return "z" if character == "\u200d" else "j"
+    category = unicodedata.category(character)
+    if category.startswith("P") or (
         character.isascii() and not character.isalnum() and character.isprintable()
-    )
-    return "!" if mark else "A" if character.isupper() else "a"
+    ):
+        return "!"
+    if category in ("So", "Sm", "Sc"):
+        return "s"
+    return "A" if character.isupper() else "a"
 
 
 _STARTS, _ENDS = ("start", "start_offset", "begin"), ("end", "end_offset", "stop")
@@ -254,7 +265,8 @@ def tags_from_spans(
             nearest = f"{borders.start}–{borders.stop} ({text[borders][:40]!r})"
             message += f"the nearest borders of words are {nearest}"
             borders_of = {border for word in split_words(text, "punctuation") for border in word}
-            splitter = "punctuation" if {first, last} <= borders_of else "characters (for Chinese)"
+            is_enough = {first, last} <= borders_of
+            splitter = "punctuation" if is_enough else "characters (for text without blanks)"
             fix = f"Correct the span, or set task.splitter={splitter}."
             raise DataError(message, where=location, fix=fix)
         begin, end, preceding = starts[first], ends[last], span
