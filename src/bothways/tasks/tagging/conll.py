@@ -416,7 +416,8 @@ def _chosen(fields: list[str], layout: ColumnLayout, location: str) -> tuple[str
         if tag is not None:
             message += f" and its tag {'the last one' if layout.fixed else f'column {tag}'}"
         columns = argument(text="1", label="3")
-        fix = f"Each line is a word and its tag. Name other columns by number, from 0: {columns}."
+        fix = "Each line is a word, a tab or a blank, and its tag. Name other columns by number, "
+        fix += f"from 0: {columns}."
         raise DataError(message, where=location, fix=fix)
     return fields[word], None if tag is None else fields[tag]
 
