@@ -201,6 +201,7 @@ def test_a_mistake_is_one_message(line, where, place, monkeypatch):
         ("finetune bert long.tx", "Did you mean long.txt?", "Check the name"),
         ("finetune bert wide.csv --text c1000", "did you mean", "Name the columns"),
         ("finetune bert train.tsv dropoutt=0.1", "did you mean dropout?", "Known here"),
+        ("finetune bert tickets.csv --text id --task answer", "question, context", "label"),
         ("finetune bert train.tsv --task clasify", "did you mean 'classify'?", "Name one of these"),
     ],
 )

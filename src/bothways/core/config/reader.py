@@ -435,9 +435,11 @@ def _adapter(hint: Any) -> Any:
 def _unknown(
     kind: str, raw: str, names: Iterable[str], location: str, deeper: Iterable[str] = ()
 ) -> ConfigError:
-    near = [*deeper, *difflib.get_close_matches(raw, list(names), 1)]
+    names = list(names)
+    near = [*deeper, *difflib.get_close_matches(raw, names, 1)]
     guess = f"; did you mean {near[0]}?" if near else ""
-    fix = None if near else f"Known here: {', '.join(names)}."
+    # A few names are all listed: "text" is near to "context", and may be meant for "question".
+    fix = None if near and len(names) > 6 else f"Known here: {', '.join(names)}."
     return ConfigError(f"unknown {kind} {raw!r}{guess}", where=location, fix=fix)
 
 
