@@ -78,6 +78,7 @@ SCORES = [TextExample(f"t{n}", None, str(n / 2), f"a:{n}") for n in range(9)]
 SEVERAL, CHOICES = fair_texts(40), fair_questions(30)
 SPREADSHEET = [TextExample(text, label=text[-1]) for text in ("#NAME?", "a ?", "b ?", "c !", "d !")]
 PIPED = [MultilabelExample(f"x{n}", None, (name,)) for n, name in enumerate(("a|b", "a|c", "b"))]
+LISTED = [replace(example, labels=(example.labels[0].replace("|", "\u3001"),)) for example in PIPED]
 AGAIN = [RankExample(query, ("a", "b"), (1.0, 0.0), joined=True) for query in ("x", "y", "x")]
 
 
@@ -91,6 +92,7 @@ AGAIN = [RankExample(query, ("a", "b"), (1.0, 0.0), joined=True) for query in ("
         (MultilabelTask(), fair_texts(200) + labelled("z"), [], "balance warning", r"less than 1% .*: z \(1\)"),
         (MultilabelTask(), SEVERAL, labelled(text="text 3"), "overlap warning", "1 of 1 dev examples is also in the"),
         (MultilabelTask(), PIPED, [], "labels warning", r"'\|'"),
+        (MultilabelTask(), LISTED, [], "labels warning", "'\u3001'"),
         (ChoiceTask(), CHOICES + choice("a"), [], "rows error", "1 example has fewer than two endings: b:1"),
         (ChoiceTask(), CHOICES + choice("a", " "), [], "rows error", "1 example has an empty .*: b:1"),
         (ChoiceTask(), CHOICES + choice("a", "b", text=""), [], "rows error", "1 example has an empty .*: b:1"),

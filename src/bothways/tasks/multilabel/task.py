@@ -164,13 +164,14 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
             message = "all training examples have these labels, which teaches nothing: "
             findings.append(Finding("balance", "warning", message + places(always)))
         # Labels that another separator would cut into several that all occur often.
-        for mark in ";|,\t":
+        for mark in (*";|,\t", "\uff0c", "\u3001", "\uff1b"):  # at last full-width: ， 、 ；
             pieces = {piece.strip() for name in names for piece in name.split(mark)}
             cut = sum(mark in name for name in names)
             if mark != self.separator and cut and len(pieces) < len(names) + cut:
                 message = f"{cut} of {len(names)} labels hold {mark!r}, and are cut at "
                 message += repr(self.separator)
-                fix = f"If it separates labels, set task.separator={mark}."
+                # In quotes: a shell ends a command at ";" and begins another at "|".
+                fix = f"If it separates labels, set 'task.separator={mark}'."
                 return [*findings, Finding("labels", "warning", message, fix=fix)]
         return findings
 
