@@ -126,8 +126,12 @@ def json_object(data: bytes, url: bytes) -> dict[str, Any]:
     if url:
         raise RequestError("bad_request", "the URL has fields: they belong into the body")
     try:
+        text = data.decode()
         body = orjson.loads(data)
-        _CHECK_KEYS(data.decode())  # {"text": "a", "text": "b"}: orjson keeps the last one
+        _CHECK_KEYS(text)  # {"text": "a", "text": "b"}: orjson keeps the last one
+    except UnicodeDecodeError as error:  # of which orjson says "surrogates not allowed"
+        message = f"the body is not UTF-8 at byte {error.start:,}; JSON is in UTF-8"
+        raise RequestError("invalid_json", message) from None
     except DuplicateKey as error:
         name = str(error)[:100]
         raise RequestError("invalid", f"{name} is there twice", param=name) from None

@@ -139,7 +139,7 @@ def named_indexes(words: Many[str]) -> dict[str, str]:
 
 def _check_name(name: str, known: Container[str], where: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
-        message = f'{name!r} is not a name of letters, digits, ".", "_" and "-"'
+        message = f'{name!r} is not a name of ASCII letters, digits, ".", "_" and "-"'
         raise ConfigError(message, where=where, fix="Give one: NAME=FOLDER.")
     if name in known:
         kind = "models" if where == "models" else "indexes"
