@@ -172,3 +172,12 @@ def test_where_a_user_may_not_write_no_space_is_advised(tmp_path):
         with replace_folder(tmp_path / "model"):
             raise PermissionError(13, "Permission denied")
     assert "space" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["gb18030", "ascii"])
+def test_a_name_is_utf8_if_its_bytes_are(encoding, tmp_path, monkeypatch):
+    """In a locale of another encoding the characters of a name tell nothing of its bytes."""
+    monkeypatch.setattr(os, "fsencode", lambda path: str(path).encode(encoding, "surrogateescape"))
+    files.require_utf8(tmp_path / "模型".encode().decode("ascii", "surrogateescape"))
+    with pytest.raises(ConfigError, match="has a name that is not UTF-8"):
+        files.require_utf8(tmp_path / "模型".encode("gb18030").decode(encoding, "surrogateescape"))

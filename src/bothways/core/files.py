@@ -76,10 +76,16 @@ def require_local(folder: Path) -> None:
 
 
 def require_utf8(folder: Path) -> None:
-    """Raise ConfigError if the name of a folder has bytes that are not UTF-8."""
-    if surrogate_in(str(folder.absolute())) is not None:
+    """Raise ConfigError if the name of a folder has bytes that are not UTF-8.
+
+    The bytes count: in the locale zh_CN.GB18030 a name of any characters has others.
+    """
+    try:
+        os.fsencode(folder.absolute()).decode("utf-8")
+    except UnicodeError:
         message = "has a name that is not UTF-8, which safetensors cannot open"
-        raise ConfigError(message, where=folder, fix="Rename the folder, or one above it.")
+        fix = "Rename the folder, or one above it."
+        raise ConfigError(message, where=folder, fix=fix) from None
 
 
 HIDDEN = ".writing-"
