@@ -106,6 +106,11 @@ def test_words_are_slices_of_the_text_and_can_be_left_out(place):
     assert (last.text, last.text_b) == (text, "the naïve")
 
 
+def test_words_keep_the_marks_that_the_tokenizer_drops(tokenizer):
+    words = example_words(tokenizer, TextExample("the\u0301, a"))
+    assert [word.text for word in words] == ["the\u0301", ",", "a"]
+
+
 def test_words_of_tags_keep_their_numbers(place):
     predict = opened("tag", place / "tag")
     labels = predict.task_model.labels

@@ -28,6 +28,7 @@ from bothways.model.model import Encoder, recorded_attentions
 from bothways.prediction.predictor import Predictor
 from bothways.tasks import predictions
 from bothways.tasks.base import TaskModel
+from bothways.tasks.question_answering.task import characters
 from bothways.tasks.tagging.examples import TagExample
 from bothways.text.tokenizer import Tokenizer
 
@@ -69,12 +70,11 @@ def example_words(tokenizer: Tokenizer, example: Any) -> list[Word]:
     words = []
     for number, text in enumerate(text for text in texts if isinstance(text, str)):
         (encoded,) = tokenizer.encode_with_offsets([text])
-        tokens = zip(encoded.words.tolist(), encoded.offsets.tolist(), strict=True)
-        for _, group in itertools.groupby(tokens, key=lambda token: token[0]):
-            spans = [span for _, span in group]
-            start, stop = min(span[0] for span in spans), max(span[1] for span in spans)
-            # A token of a byte-level vocabulary includes the blank before its word.
-            start += len(text[start:stop]) - len(text[start:stop].lstrip())
+        tokens = enumerate(encoded.words.tolist())
+        for _, group in itertools.groupby(tokens, key=lambda token: token[1]):
+            positions = [position for position, _ in group]
+            # Without the blank that a token of a byte-level vocabulary includes.
+            start, stop = characters(text, encoded.offsets, positions[0], positions[-1])
             words.append(Word(text[start:stop], start, stop, number))
     return words
 
