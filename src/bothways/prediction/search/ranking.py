@@ -18,7 +18,7 @@ are ranked by bm25s (Lù 2024), in Lucene's form of BM25.
 from __future__ import annotations
 
 import itertools
-import re
+import unicodedata
 from collections.abc import Iterable, Sequence as Many
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +28,7 @@ from jaxtyping import Float32, Int64, Shaped
 from numpy.typing import NDArray
 
 from bothways.core.errors import optional
+from bothways.data.cleaning.words import find_words
 from bothways.model.kernels.library import call_kernel, runs_on
 from bothways.tasks.sentence_embedding.vectors import (
     BLOCK_ROWS,
@@ -262,21 +263,19 @@ def _nearest_signs(
     return rows
 
 
-_UNSPACED = (
-    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-)
-_WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]{{2,}}")
-"""Letters of scripts without spaces, such as ideographs, and words of two characters or more."""
-
-
 def search_words(text: str) -> list[str]:
-    """Return the words of a text that BM25 counts.
+    """Return the words of a text that BM25 counts: of two characters or more, and each letter of a
+    script without spaces. Full-width and half-width forms are equal.
 
-    Example: "The cats, 两只猫" → ["cats", "两", "只", "猫"].
+    Example: "The cats, 两只猫 of हिन्दी" → ["cats", "两", "只", "猫", "हिन्दी"].
     """
     from bm25s.stopwords import STOPWORDS_EN
 
-    return [word for word in _WORDS.findall(text.lower()) if word not in STOPWORDS_EN]
+    text = unicodedata.normalize("NFKC", text).lower()
+    table = find_words([text], letters=True)
+    spans = zip(table.begins.tolist(), table.ends.tolist(), table.singles.tolist(), strict=True)
+    words = [text[begin:end] for begin, end, single in spans if single or end - begin > 1]
+    return [word for word in words if word not in STOPWORDS_EN]
 
 
 def build_bm25(texts: Iterable[str]) -> Any:
