@@ -78,9 +78,9 @@ def test_the_folder_inside_that_the_modules_name_is_fetched(tmp_path, monkeypatc
     assert resolve(tmp_path) == tmp_path
 
 
-@pytest.mark.parametrize(
-    "name", ["./models/mine", "a/b/c", "models/", "/nowhere/at/all", "two words", "ends/with/"]
-)
+@pytest.mark.parametrize("name", [
+    "./models/mine", "a/b/c", "models/", "/nowhere/at/all", "two words", "ends/with/", "数据/模型",
+])  # fmt: skip
 def test_what_can_be_no_id_is_a_missing_folder(name, monkeypatch):
     calls = hub(monkeypatch, lambda *_: "")
     message = f"{name}: no such folder, and not the id of a Hub model\n  Give the folder"

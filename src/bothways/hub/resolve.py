@@ -39,7 +39,7 @@ PICKLE_FILES = (
 )  # fmt: skip
 """Downloaded only where there is no safetensors file."""
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 _OWNERS = {
     "google-bert": r"bert-(base|large)-(un)?cased|bert-base-(multilingual-(un)?cased|chinese)",
     "FacebookAI": r"(xlm-)?roberta-(base|large)",
