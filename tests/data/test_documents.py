@@ -118,6 +118,8 @@ def test_hard_wrapped_lines_are_joined_where_documents_have_paragraphs(tmp_path)
     assert texts(write(tmp_path / "a.txt", book), boundary=Boundary.FILE) == [joined]
     assert texts(write(tmp_path / "a.docs", f'<doc title="t">\n{book}</doc>\n')) == [joined]
     assert unwrap("a" * 101 + "\nNext") == "a" * 101 + "\nNext"
+    assert unwrap("за\nгородом\nÄpfel\nüber 二\n三") == "за городом\nÄpfel über 二\n三"
+    assert unwrap("б" * 50 + "\nПсков") == "б" * 50 + " Псков"
     sentences = texts(write(tmp_path / "b.txt", book), boundary=Boundary.BLANK)[1]
     assert sentences.startswith(long + "\n"), "a line is a sentence"
 

@@ -44,7 +44,7 @@ _DOC_TITLE = re.compile(r'\btitle="(.*?)"(?=\s+\w+="|\s*>)')
 # lower case, or this one is 50 to 100 characters long, as wrapped lines are. Headings and list
 # items are mostly shorter, and paragraphs on one line longer. The newline comes first in the
 # expression, so that the search is one for a character.
-_WRAP = re.compile(r"\n(?<=[\w,;]\n)(?:(?=[a-z])|(?<=[^\n]{50}\n)(?<![^\n]{101}\n)(?=[A-Z]))")
+_WRAP = re.compile(r"\n(?<=[\w,;]\n)(?=(\w))")
 
 Lines = Iterator[tuple[int, str]]
 
@@ -159,8 +159,15 @@ def have_columns(inputs: Sequence[str]) -> bool:
 
 
 def unwrap(text: str) -> str:
-    """Join the lines of a hard-wrapped text; other line ends stay."""
-    return _WRAP.sub(" ", text)
+    """Join the lines of a hard-wrapped text; other line ends stay, and all in Chinese."""
+
+    def join(line_end: re.Match[str]) -> str:
+        """Return a space for a line end inside a sentence."""
+        width = line_end.start() - (text.rfind("\n", 0, line_end.start()) + 1)
+        after = line_end[1]
+        return " " if after.islower() or (after.isupper() and 50 <= width <= 100) else "\n"
+
+    return _WRAP.sub(join, text)
 
 
 # Names
