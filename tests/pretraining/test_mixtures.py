@@ -154,6 +154,7 @@ def test_a_run_that_never_reads_a_corpus_is_refused_with_its_forecast(corpora):
         (TokenBudget(640), "about 22.5 in this run"),  # 0.5 · 4 · (320 / 32 + 320 / 256)
         (ExampleBudget(6), "about 12 in this run"),  # 0.5 · 4 · 6, of any length
         (TokenRamp(640, 640, 1000), "about 22.5 in this run"),
+        (ExampleBudget(3210), "about 6,420 in this run"),  # not 6.42e+03
         # 760 tokens in the first two updates and 1,060 in the others: 320 * (e^(k / 6) - 1) * 6.
         (TokenRamp(320, 640, 3 * 640), "about 13.9 in this run"),
     ],

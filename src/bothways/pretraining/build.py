@@ -355,7 +355,12 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
         if tokens is not None:
             read = [share * count for share, count in zip(shares, tokens, strict=True)]
             drawn = sum(n / phase.length for n, phase in zip(read, settings.phases, strict=True))
-            message += f", about {drawn:,.3g} in this run, {sum(read) / size:.2g} times the text"
+            # 8,277 rather than 8.28e+03, but 22.5 and 0.031
+            count, times = (
+                f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+                for number in (drawn, sum(read) / size)
+            )
+            message += f", about {count} in this run, {times} times the text"
         if drawn >= FEWEST_DRAWN:
             findings.append(Finding("balance", "note", message, "mixture"))
             continue
