@@ -91,7 +91,7 @@ def test_commands_and_rows_have_the_same_labels(nli, tmp_path, capsys):
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     expected = [item.to_json() for item in bothways.load(nli, labels=CANDIDATES)(TEXTS)]
-    words = ["predict", str(nli), str(file), "--labels", "good, a bad play,rain"]
+    words = ["predict", str(nli), str(file), "--labels", "good, a bad play\uff0crain"]
     command(words, result_action="return_value")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["label"] for line in lines] == [line["label"] for line in expected]

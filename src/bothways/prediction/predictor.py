@@ -720,7 +720,8 @@ def _bind(
     settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
     settings = rename(settings, _ALIASES)
     if isinstance(named := settings.get("candidates"), str) and not named.startswith("["):
-        settings["candidates"] = [part.strip() for part in named.split(",") if part.strip()]
+        parts = named.replace("\uff0c", ",").split(",")  # a full-width comma, typed in Chinese
+        settings["candidates"] = [part.strip() for part in parts if part.strip()]
     name = "zero-shot" if name is None and named is not None else name
     if "length" in settings:
         if length is not None:
