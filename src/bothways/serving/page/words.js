@@ -47,7 +47,7 @@ const ZH = {
   waiting: "计算中……", empty: "请输入文本，或选一个示例。", needMask: "点击下面的词将其掩盖，由模型来填。",
   needTwo: "请至少写两行。", needAll: "请填写所有输入框。", maskHint: "点击一个词将其掩盖，再点一次恢复。",
   classify: "给文本一个标签。", multilabel: "给文本任意多个标签。", regress: "给文本或文本对打分。", choice: "选出最合适的结尾。",
-  tag: "给每个词一个标签。", answer: "在上下文中找出答案。", fill: "填出合适的词。", likelihood: "每个词有多在意料之中。",
+  tag: "给每个词一个标签。", answer: "在上下文中找出答案。", fill: "填出合适的词。", likelihood: "每个词有多出乎意料。",
   prefer: "两段文本中更可能的一段。", embed: "文本的含义有多接近。", search: "索引中能回答查询的文档。", rerank: "按相关性给文档排序。",
   label: "标签", probability: "概率", score: "分数", assigned: "已赋予", numbers: "数值",
   noEntities: "没有找到实体。", entities: "实体", type: "类型", word: "词", words: "词", tag_: "标签", noAnswer: "上下文中没有答案。", otherAnswers: "其他候选",
@@ -72,7 +72,7 @@ const ZH = {
   time: "共 {ms} 毫秒，其中模型 {model} 毫秒", truncated: "文本超过模型可读的长度：末尾未读入。", retry: "重试", top: "最可能", more: "另有 {n} 个", least: "最低", most: "最高",
   mode: "搜索依据", vectors: "含义", bm25: "词", hybrid: "两者", reranker: "重排序模型", indexNote: "{n} 篇文档，向量为 {stored}。", noHits: "没有找到文档。", emptyQuery: "请输入查询。",
   against: "对比", agree: "两个模型的回答相同。", differ: "两个模型的回答不同。", answer_: "答案", facts: "{name} 的来历",
-  facts_base: "基础模型", facts_data: "训练数据", facts_dev: "选优数据", facts_tokens: "读过的词元", facts_date: "日期", facts_labels: "标签", facts_size: "大小",
+  facts_base: "基础模型", facts_data: "训练数据", facts_dev: "开发集", facts_tokens: "读过的词元", facts_date: "日期", facts_labels: "标签", facts_size: "大小",
   noTask: "本页没有任务 {task} 的视图；“代码”一栏说明如何使用。", weight: "权重", looksAt: "最关注",
 };
 
