@@ -265,8 +265,9 @@ def tags_from_spans(
             nearest = f"{borders.start}–{borders.stop} ({text[borders][:40]!r})"
             message += f"the nearest borders of words are {nearest}"
             borders_of = {border for word in split_words(text, "punctuation") for border in word}
-            is_enough = {first, last} <= borders_of
-            splitter = "punctuation" if is_enough else "characters (for text without blanks)"
+            splitter = "punctuation"
+            if not {first, last} <= borders_of:
+                splitter = "characters (for Chinese, Japanese, Korean or Thai)"
             fix = f"Correct the span, or set task.splitter={splitter}."
             raise DataError(message, where=location, fix=fix)
         begin, end, preceding = starts[first], ends[last], span
