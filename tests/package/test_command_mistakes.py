@@ -97,6 +97,22 @@ def test_options_of_other_libraries_are_ours(line, renamed):
 
 
 @pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("finetune m d.tsv \u2014text id", "--text"),
+        ("predict m d.tsv \uff0d\uff0dtop=1", "--top"),
+        ("corpus build t.txt \u2013-tokenizer t", "--tokenizer"),
+    ],
+)
+def test_an_option_with_a_dash_is_not_taken_for_a_file(line, option):
+    """As programs for text write the two hyphens of a command that is copied."""
+    with pytest.raises(ConfigError, match=rf"begins with a dash.*\n  Type {option}\.$"):
+        rename_options(cli.app, line.split())
+    text = ["predict", "m", "\u2014 yes", "\u2014\u2014yes", "\u2014toppled"]
+    assert rename_options(cli.app, text) == text
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("predict m --topp 3", "error: --topp: unknown option; did you mean --top?\n"),

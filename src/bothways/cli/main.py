@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import errno
 import os
+import re
 import signal
 import stat
 import sys
@@ -345,12 +346,26 @@ _NEAR = 0.7
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
+_DASHES = re.compile("-?[\u2010-\u2015\u2212\uff0d]+-?(?=[a-z])")
+"""What programs for text make of the two hyphens of an option: a dash, or full-width hyphens."""
+
+
+def _refuse_dashes(app: App, words: Sequence[str]) -> None:
+    """Raise ConfigError for an option with a dash, which would be read as a text or a file."""
+    for word in filter(_DASHES.match, words):
+        name = _DASHES.sub("--", word, count=1).partition("=")[0]
+        if name in _names(app.parse_commands(words)[1][-1].assemble_argument_collection()):
+            message = f"{word!r} begins with a dash instead of two hyphens"
+            raise ConfigError(message, fix=f"Type {name}.")
+
+
 def rename_options(app: App, words: Sequence[str]) -> list[str]:
     """Replace options of other libraries by ours, or by settings, which follow at the end.
 
     Example: finetune m d.tsv --num-train-epochs 3 --weight-decay=0.1 →
     finetune m d.tsv --epochs 3 weight_decay=0.1
     """
+    _refuse_dashes(app, words)
     chain, apps, _ = app.parse_commands(words)
     options = {word for word in words if word.startswith("-")}
     if not {*chain} & SETTABLE or not options or options & {"--help", "-h", "--version"}:
