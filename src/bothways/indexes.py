@@ -332,16 +332,20 @@ def _read_pairs(pairs: Any) -> Iterator[VectorExample]:
     Raises:
         DataError: a row has no positive, or another row than the first has another form.
     """
+    from bothways.tasks.columns import UnclearColumnError
     from bothways.tasks.sentence_embedding.examples import VectorExample
     from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 
     task = SentenceEmbeddingTask()
-    if isinstance(pairs, str | Path):
-        examples: Iterable[Any] = task.read(str(pairs)).examples
-    else:
-        examples = (task.example(row, where=f"pair {n}") for n, row in enumerate(pairs, 1))
-    for example in examples:
-        if not isinstance(example, VectorExample) or example.text_b is None:
-            fix = "Give a column with a text that answers it, such as positive."
-            raise DataError("has no positive", where=example.where, fix=fix)
-        yield example
+    try:
+        if isinstance(pairs, str | Path):
+            examples: Iterable[Any] = task.read(str(pairs)).examples
+        else:
+            examples = (task.example(row, where=f"pair {n}") for n, row in enumerate(pairs, 1))
+        for example in examples:
+            if not isinstance(example, VectorExample) or example.text_b is None:
+                fix = "Give a column with a text that answers it, such as positive."
+                raise DataError("has no positive", where=example.where, fix=fix)
+            yield example
+    except UnclearColumnError as error:
+        raise error.unnamed from None  # no option and no argument names a column

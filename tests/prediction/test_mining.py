@@ -184,6 +184,15 @@ def test_what_cannot_be_mined_is_refused(rows, options, error, where, index, tmp
     assert caught.value.where == where
 
 
+def test_columns_that_cannot_be_named_are_to_be_renamed(index, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"q": "a good film", "a": "a fine film"}\n')
+    for rows in (pairs, [{"q": "a good film", "a": "a fine film"}]):
+        with pytest.raises(DataError, match="Call it 'anchor'") as caught:
+            bothways.mine(rows, index, tmp_path / "out.jsonl")
+        assert "text=" not in str(caught.value)
+
+
 def test_likely_positives_are_not_written_over_the_pairs(index, tmp_path):
     source = tmp_path / "out.likely.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in pairs(2)))
