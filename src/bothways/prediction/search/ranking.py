@@ -17,7 +17,9 @@ are ranked by bm25s (Lù 2024), in Lucene's form of BM25.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence as Many
 from typing import Any, Literal, NamedTuple
@@ -28,7 +30,6 @@ from jaxtyping import Float32, Int64, Shaped
 from numpy.typing import NDArray
 
 from bothways.core.errors import optional
-from bothways.data.cleaning.words import find_words
 from bothways.model.kernels.library import call_kernel, runs_on
 from bothways.tasks.sentence_embedding.vectors import (
     BLOCK_ROWS,
@@ -263,19 +264,31 @@ def _nearest_signs(
     return rows
 
 
+_UNSPACED = (
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
+    r"\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+
+
+@functools.cache
+def _words() -> re.Pattern[str]:
+    """Return the expression for letters of scripts without spaces, such as ideographs, and words of
+    two characters or more, in which marks such as the vowel signs of Hindi follow letters.
+    """
+    characters = map(chr, range(0x300, 0x20000))
+    marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
+    return re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}](?:[^\W{_UNSPACED}]|[{marks}])+")
+
+
 def search_words(text: str) -> list[str]:
-    """Return the words of a text that BM25 counts: of two characters or more, and each letter of a
-    script without spaces. Full-width and half-width forms are equal.
+    """Return the words of a text that BM25 counts. Full-width and half-width forms are equal.
 
     Example: "The cats, 两只猫 of हिन्दी" → ["cats", "两", "只", "猫", "हिन्दी"].
     """
     from bm25s.stopwords import STOPWORDS_EN
 
     text = unicodedata.normalize("NFKC", text).lower()
-    table = find_words([text], letters=True)
-    spans = zip(table.begins.tolist(), table.ends.tolist(), table.singles.tolist(), strict=True)
-    words = [text[begin:end] for begin, end, single in spans if single or end - begin > 1]
-    return [word for word in words if word not in STOPWORDS_EN]
+    return [word for word in _words().findall(text) if word not in STOPWORDS_EN]
 
 
 def build_bm25(texts: Iterable[str]) -> Any:
