@@ -8,6 +8,7 @@ import torch
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning.data import read_examples
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.prediction.predictor import open_task
 from fake_hub import fake_hub
 from toy_folder import make_examples, make_rows, write_tsv
@@ -95,6 +96,31 @@ def test_the_state_of_torch_is_left_as_it_was(model):
         torch.set_default_dtype(torch.float32)
     assert run.metrics == plain.metrics
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_models_are_trained_and_used_whatever_the_default_device_is(model, tmp_path):
+    """Such as "cuda" in a notebook; "meta" has no values, so that a tensor there is an error."""
+    data = make_rows(32, 0), make_rows(30, 1)
+    plain = bothways.finetune(model, *data, **FAST)
+    folder = plain.save(tmp_path / "saved")
+    head = [PoolerHead(), LabelHead(2)]
+    with torch.device("meta"):
+        assert bothways.finetune(model, *data, **FAST).metrics == plain.metrics
+        classify = bothways.load(folder, device="cpu")
+        assert classify.evaluate(data[1]) == pytest.approx(plain.metrics)
+        fresh = bothways.load_model(model, head, fresh=["labels"])
+        bothways.export_model(folder, tmp_path / "exported", progress=False)
+        assert str(torch.get_default_device()) == "meta"
+    assert {str(weight.device) for weight in fresh.parameters()} == {"cpu"}
+
+
+def test_fresh_heads_are_in_fp32_as_what_is_read(model):
+    torch.set_default_dtype(torch.float64)
+    try:
+        loaded = bothways.load_model(model, [PoolerHead(), LabelHead(2)], fresh=["labels"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,20 @@ def test_the_domain_is_learned_and_measured_before_and_after(tmp_path, tokenizer
     assert bothways.load(tmp_path / "alone", task="fill")("The [MASK] sleeps.")
 
 
+def test_the_state_of_torch_is_left_as_it_was(tmp_path, tokenizer, texts):
+    """A default device, on which "meta" has no values, changes nothing, nor does the run its seed."""
+    model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
+    before = torch.get_rng_state()
+    with torch.device("meta"):
+        done = bothways.adapt(
+            model, texts["domain"], tmp_path / "run", until="2 steps", length=32, **FAST
+        )
+        corpus = tmp_path / "run/corpora/domain"
+        again = bothways.evaluate(done.folder, corpus, length=32, device="cpu", progress=False)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert set(again.metrics) >= set(done.after["domain"])
+
+
 def test_text_is_read_from_a_named_column(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     lines = filter(None, Path(texts["domain"]).read_text("utf8").splitlines())

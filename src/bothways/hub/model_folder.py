@@ -271,7 +271,8 @@ def build_model(
     state = _read_state(report, table, model.state_dict(), weights)
     for head in specification:
         if head.kind in fresh:
-            initial = head.build(config.encoder).state_dict()
+            with torch.device("cpu"):  # as what is read, whatever the program's default is
+                initial = head.build(config.encoder).float().state_dict()
             state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in initial.items()}
     model.load_state_dict(state, assign=True)
     return model.eval(), report

@@ -160,7 +160,7 @@ def _open_safetensors(file: Path) -> Weights:
         if dtype is None:
             message = f"holds {name} as {entry['dtype']}, which cannot be read"
             raise FolderError(message, where=file, fix=_EXACT)
-        tensor = torch.empty(math.prod(shapes[name]), dtype=dtype)
+        tensor = torch.empty(math.prod(shapes[name]), dtype=dtype, device="cpu")
         target = tensor.view(torch.uint8).numpy().data
         with file.open("rb", buffering=0) as stream:
             stream.seek(8 + size + entry["data_offsets"][0])

@@ -30,7 +30,7 @@ from bothways.core.files import make_folder, read_object, replace_text
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.report import sections as s
 from bothways.core.report.html import can_write
-from bothways.core.runtime.devices import choose_device
+from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, write_corpus
@@ -199,6 +199,7 @@ def head_note(scores: Scores) -> str:
     return f"{NEW_HEAD} {WEAK_HEAD.format(math.exp(weak[0]))}" if weak else NEW_HEAD
 
 
+@own_torch_state()
 def adapt(  # noqa: PLR0913 – one option per question
     model: str | Path,
     texts: Iterable[str],

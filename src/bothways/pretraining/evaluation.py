@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bothways.core.batch import IGNORED, LabelTargets, TokenTargets
 from bothways.core.errors import ConfigError, DataError, FolderError, require
 from bothways.core.progress import SILENT, Part, Progress, track
-from bothways.core.runtime.devices import Precision, choose_device, device_of
+from bothways.core.runtime.devices import Precision, choose_device, device_of, own_torch_state
 from bothways.core.source import TrainingStep
 from bothways.core.training_module import TrainingModule, evaluating
 from bothways.data.corpus import Corpus
@@ -181,6 +181,7 @@ class MixedHeldOut:
         }
 
 
+@own_torch_state()
 def evaluate_on_corpus(
     source: str,
     corpus: Corpus,

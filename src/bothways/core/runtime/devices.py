@@ -225,10 +225,10 @@ def wait(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Work with gradients, and restore torch's generators and default type at the end.
+    """Work with gradients, new tensors on the CPU, and restore torch's generators and default type.
 
-    A run seeds the generators, and the calling program may have turned gradients off. Use it also
-    as a decorator: `@own_torch_state()`.
+    A run seeds the generators, and the calling program may have turned gradients off or set a
+    default device. Use it also as a decorator: `@own_torch_state()`.
 
     Args:
         dtype: the default type of new tensors meanwhile, for a run whose model has weights of this
@@ -238,7 +238,10 @@ def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
     # The state of CUDA is only read where it exists, since reading would start CUDA.
     started = torch.cuda.is_initialized()
     count = torch.cuda.device_count() if started else 0
-    with torch.inference_mode(False), torch.random.fork_rng(devices=range(count)):
+    # Where the CPU is the default device already, a context would only slow each call down.
+    is_default = torch.get_default_device().type == "cpu"
+    on_cpu = contextlib.nullcontext() if is_default else torch.device("cpu")
+    with torch.inference_mode(False), torch.random.fork_rng(devices=range(count)), on_cpu:
         torch.set_default_dtype(dtype or default)
         try:
             yield

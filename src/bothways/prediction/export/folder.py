@@ -22,6 +22,7 @@ from bothways.core.config.values import Tree, require_choice
 from bothways.core.errors import DivergedError, optional, require
 from bothways.core.files import check_not_input, local_path, replace_folder
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import own_torch_state
 from bothways.hub import model_folder
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.resolve import resolve, resolve_run
@@ -262,6 +263,7 @@ class ExportResult:
     sizes: dict[str, int]
 
 
+@own_torch_state()
 def write_export(
     folder: str | Path,
     out: str | Path,
