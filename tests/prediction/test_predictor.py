@@ -91,6 +91,7 @@ def test_a_forked_process_with_threads_is_refused(folder, monkeypatch):
 
 def test_tables_are_read_by_row(folder):
     """Iterating over a DataFrame would predict the names of its columns."""
+    import datasets
     import pandas
     import pyarrow
 
@@ -113,6 +114,13 @@ def test_tables_are_read_by_row(folder):
         classify(twice)
     with pytest.raises(DataError, match="inputs: is of type bytes, which has no rows"):
         classify(b"text")
+    with pytest.raises(DataError, match="inputs: is of type ndarray, which has no rows"):
+        classify(np.array("text"))
+    splits = datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": texts}))
+    embed = predictor(folder, "embed")
+    for function in (classify, classify.predict, embed.encode):
+        with pytest.raises(DataError, match="is a DatasetDict of test, not of"):
+            function(splits)
 
 
 def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, tmp_path):

@@ -689,7 +689,7 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
             return [dict(zip(names, row, strict=True)) for row in rows]
         case bytes() | str():
             pass
-        case Iterable():
+        case Iterable() if getattr(data, "ndim", 1):  # an array of no dimension has no rows
             features = getattr(data, "features", None)
             classes = class_names(features) if isinstance(features, Mapping) else {}
             return (named_classes(row, classes) for row in data) if classes else data
@@ -723,5 +723,9 @@ def listed_classes(data: Any) -> dict[str, list[str]]:
 
 
 def is_example(value: Any) -> bool:
-    """Return True for an example of a task: an instance of a dataclass."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    """Return True for an example of a task: an instance of a dataclass that says where it is from.
+
+    A dataclass of the calling program has other fields than a task reads.
+    """
+    is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return is_instance and hasattr(value, "where")

@@ -352,7 +352,7 @@ class Predictor:
             message = f"must be at most {width}, the width of the vectors, not {truncate_dim}"
             raise ConfigError(message, where="truncate_dim")
         lead = self.task_model.task.prompt_text(prompt_name, prompt)
-        single = isinstance(texts, str | Mapping)
+        single = isinstance(texts, str | Mapping) and _is_one(texts)
         rows = [texts] if single else given_rows(texts, "texts")
         with shown_progress(bool(show_progress_bar)) as progress:
             progress.stage("encoding", len(rows) if isinstance(rows, Sized) else None)
@@ -572,8 +572,10 @@ def _is_one(inputs: Any) -> bool:
     match inputs:
         case tuple((str(), list())):  # a query with its documents
             return True
+        case Mapping():  # a row; a DatasetDict has tables by name, of which one is meant
+            return not any(hasattr(value, "column_names") for value in inputs.values())
     texts = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
-    return (texts and len(inputs) > 0) or isinstance(inputs, str | Mapping) or is_example(inputs)
+    return (texts and len(inputs) > 0) or isinstance(inputs, str) or is_example(inputs)
 
 
 def read_input(
