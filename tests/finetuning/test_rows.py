@@ -1,12 +1,13 @@
 """Fine-tuning on rows: the result predicts, and its folder predicts the same."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
 import bothways
-from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.data import read_examples
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.prediction.predictor import open_task
@@ -17,6 +18,12 @@ from toy_folder import make_examples, make_rows, write_tsv
 def pairs(form: Any) -> list[tuple[str, str]]:
     settings = bothways.FinetuneConfig(model="m", train="t")
     return [(item.text, item.label) for item in read_examples(settings, form).examples["train"]]
+
+
+@dataclasses.dataclass
+class OwnRow:
+    text: str
+    label: str
 
 
 FAST: dict[str, Any] = {"epochs": 0.5, "max_length": 16, "device": "cpu", "progress": False}
@@ -131,6 +138,7 @@ def test_fresh_heads_are_in_fp32_as_what_is_read(model):
         ([], "train rows: there is no example"),
         ([("a good film", "yes")], "train row 1: is of type tuple, not a dict"),
         (["a good film"], "train row 1: is of type str, not a dict"),
+        ([OwnRow("a good film", "yes")], "train row 1: is of type OwnRow, not a dict"),
         ({"train": "a.tsv", "test": "b.tsv"}, "train: is a dict of train, test"),
         ({"text": ["a"], "label": ["b", "c"]}, "columns of different length: text 1, label 2"),
     ],
@@ -152,6 +160,24 @@ def test_named_columns_of_rows_are_read_and_no_others(model, columns, message):
     rows = [{"Message": "a good film", "text": "an id", "Team": "yes"}] * 4
     with pytest.raises(BothwaysError, match=message):
         bothways.finetune(model, rows, columns=columns, progress=False)
+
+
+@pytest.mark.parametrize("task", ["classify", "regress"])
+def test_a_model_of_single_texts_refuses_pairs_also_if_it_is_trained_on_rows(model, task):
+    """A tuple of texts, where a list is meant, would be one input."""
+    singles = [{"body": f"a good film {n}", "stars": n % 2} for n in range(4)]
+    pairs = [
+        {"sentence1": "a film", "sentence2": row["body"], "stars": row["stars"]} for row in singles
+    ]
+    settings: Any = {"task": task, "label": "stars", **FAST}
+    one = bothways.finetune(model, singles, **settings).predictor()
+    two = bothways.finetune(model, pairs, **settings).predictor()
+    assert len(one(["a film", "a play"])) == 2
+    for predict, inputs in ((one, ("a film", "a play")), (two, "a film"), (one, pairs)):
+        with pytest.raises(DataError, match="the model was trained on"):
+            predict(inputs)
+    mixed = bothways.finetune(model, [*singles, *pairs], **settings).predictor()
+    assert mixed("a film") != mixed(("a film", "a play"))
 
 
 def test_absent_values_of_a_frame_are_absent(model):

@@ -44,7 +44,7 @@ from bothways.prediction import engine
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks import base
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.columns import asked_columns, is_absent, require_columns
+from bothways.tasks.columns import TableTask, asked_columns, is_absent, require_columns
 from bothways.tasks.question_answering.examples import QuestionColumns
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.encoding_checks import UNKNOWN, unknown_tokens
@@ -419,9 +419,15 @@ def read_rows(
         group: the column of the groups; None for none.
     """
 
+    selected = set[Any]()
+
     def parse(row: TableRow) -> Any:
         """Return the example in a row in memory: a dict with its columns, or an example."""
         item, location = row.values, row.where
+        if isinstance(item, Mapping) and isinstance(task, TableTask):
+            columns = task.row_columns(item, where=location)
+            selected.add(columns)
+            return task.parse(item, columns, location)
         if isinstance(item, Mapping):
             return task.example(item, where=location)
         if memory.is_example(item):
@@ -438,6 +444,8 @@ def read_rows(
         reading = task.read_rows(_numbered(rows, task, name), parser, labelled=labelled)
         classes = memory.listed_classes(rows)
         examples += reading.examples
+        if len(selected) == 1:  # rows that differ, such as one text and two, have none in common
+            task = task.with_columns(*selected)
     else:
         reading, location = task.read(str(rows), columns, labelled=labelled), str(rows)
         progress.stage(f"reading {rows}", None if reading.share is None else 1.0)

@@ -262,6 +262,13 @@ class TableTask(Task[E, P]):
         self, row: Row, columns: Any = None, labelled: bool | None = None, *,
         where: str = "an example",
     ) -> E:  # fmt: skip
+        return self.parse(row, self.row_columns(row, columns, labelled, where=where), where)
+
+    def row_columns(
+        self, row: Row, columns: Any = None, labelled: bool | None = None, *,
+        where: str = "an example",
+    ) -> Any:  # fmt: skip
+        """Return the columns that `example` reads in a row; arguments and errors are the same."""
         if not isinstance(row, Mapping):
             message = f"is of type {type(row).__name__}, not a dict by column"
             raise DataError(message, where=where, fix="Give a dict with the columns of a row.")
@@ -272,7 +279,7 @@ class TableTask(Task[E, P]):
         names = tuple(row)
         columns = choose_columns(self.column_table, names, where, requested, defaults, labelled)
         self.check_columns(columns, where)
-        return self.parse(row, columns, where)
+        return columns
 
     def usual_columns(self, labelled: bool) -> Any:
         return self.columns
