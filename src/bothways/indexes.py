@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.core.config.values import checked, require_at_least, require_choice
 from bothways.core.errors import ConfigError, DataError, argument, require
-from bothways.core.files import check_output_path, local_path
+from bothways.core.files import check_output_path, local_path, require_text
 from bothways.core.progress import Progress, shown_progress
 from bothways.core.terminal import listed
 
@@ -35,7 +35,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     stored: Stored | None = None,
     bm25: bool = False,
     graph: bool = False,
-    delete: str | Iterable[str] = (),
+    delete: str | int | Iterable[str | int] = (),
     length: int | None = None,
     precision: PredictPrecision = "fp32",
     device: str = "auto",
@@ -78,6 +78,7 @@ def build_index(  # noqa: PLR0913 – one option per question
         >>> len(bothways.build_index([{"id": "1", "text": "a fine film"}], out="my-index"))
         2
     """
+    from bothways.data.tables import plain_value
     from bothways.hub.provenance import digest_of_model
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
@@ -119,6 +120,8 @@ def build_index(  # noqa: PLR0913 – one option per question
         (task.role_prompt("query"), task.role_prompt("document")),
     )  # fmt: skip
     counts = PredictionCounts()
+    several = isinstance(delete, Iterable) and not isinstance(delete, str)
+    names: Any = delete if several else [delete]  # ids may be numbers, as in rows
     with shown_progress(progress) as reporter, contextlib.ExitStack() as temporary:
         folder = local_path(
             temporary.enter_context(tempfile.TemporaryDirectory()) if out is None else out
@@ -129,7 +132,7 @@ def build_index(  # noqa: PLR0913 – one option per question
                 items, prompt=record.prompts[1], normalize_embeddings=record.normalised,
                 counts=counts,
             ),
-            reporter, delete=(delete,) if isinstance(delete, str) else tuple(delete), bm25=bm25,
+            reporter, delete=tuple(str(plain_value(name)) for name in names), bm25=bm25,
             graph=graph,
         )  # fmt: skip
         for warning in counts.warnings:
@@ -150,6 +153,8 @@ def read_texts(
     items = [local_path(texts)] if isinstance(texts, str | Path) else given_rows(texts, "texts")
     for number, item in enumerate(items, 1):
         if isinstance(item, str):
+            if number == 1:
+                require_text(item, "text 1")
             yield None, item
         elif isinstance(item, Path):
             source = str(corpus_file(item) or item)

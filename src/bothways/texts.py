@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import checked
-from bothways.core.errors import ConfigError, DataError, argument, render
+from bothways.core.errors import ConfigError, DataError, ResourceError, argument, render
+from bothways.core.files import require_text
 from bothways.core.progress import Progress, shown_progress
 from bothways.core.terminal import quantity
 
 if TYPE_CHECKING:
     from bothways.data.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
-    from bothways.data.documents import Document
+    from bothways.data.documents import Boundary, Document, DocumentReader
     from bothways.data.sentences import Words
+    from bothways.data.tables import Given
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.trainers import Sample
 
@@ -28,7 +31,7 @@ NOTED_MARKS = 0.0075
 
 @checked
 def train_tokenizer(  # noqa: PLR0913 – one option per question
-    texts: str | Path | Iterable[str | Document] | Mapping[str, str | Path | Iterable[str]],
+    texts: str | Path | Given | Mapping[str, str | Path | Given],
     size: int = 30_000,
     *,
     kind: str = "wordpiece",
@@ -43,8 +46,9 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     """Train a vocabulary; the same text gives the same one.
 
     Args:
-        texts: a file, folder or pattern with text, the URL of a file, or an iterable of texts or
-            documents; several languages as a mapping from names to these.
+        texts: a file, folder or pattern with text, the URL of a file, or an iterable of texts, of
+            rows such as a DataFrame, of documents or of paths; several languages as a mapping from
+            names to these.
         size: number of tokens, special tokens included.
         kind: kind of vocabulary: wordpiece as in BERT, bpe as in RoBERTa (over bytes), or unigram
             as in ALBERT.
@@ -129,7 +133,7 @@ def read_sample(texts: Sample, progress: Progress) -> Iterator[str]:
 
 @checked
 def build_corpus(  # noqa: PLR0913 – one option per question
-    texts: str | Path | Iterable[str | Path | Document],
+    texts: str | Path | Given,
     tokenizer: str | Path | Tokenizer,
     out: str | Path,
     *,
@@ -144,7 +148,8 @@ def build_corpus(  # noqa: PLR0913 – one option per question
     """Build a corpus for pre-training, continue an interrupted build, or open the existing corpus.
 
     Args:
-        texts: a file, folder or pattern, the URL of a file, several of them, or documents.
+        texts: a file, folder or pattern, the URL of a file, or several of them; in Python also rows
+            with a text, such as a DataFrame, or documents.
         tokenizer: a folder, such as one made by `bothways tokenizer train`, a tokenizer.json or a
             vocab.txt; in Python also a tokenizer.
         out: folder of the corpus.
@@ -199,25 +204,66 @@ def choice(name: str, options: Mapping[str, Any], location: str) -> Any:
 def documents_of(
     texts: Any, *, of_paths: bool = False, column: str = "text", boundary: str = "auto"
 ) -> Iterable[Document]:
-    """Return the documents of files, or of texts; strings in a list are paths if `of_paths`."""
-    from bothways.data.documents import Boundary, Document, DocumentReader, read_documents
-    from bothways.data.tables import given_rows
+    """Return the documents of files, or of texts, rows or documents in memory.
+
+    Args:
+        of_paths: whether strings in a list are names; otherwise they are texts.
+
+    Raises:
+        ConfigError: a column or a boundary that what is given does not have.
+        DataError: a name of no file, an item that is none of these, or a text that names a file.
+    """
+    from bothways.data.documents import Boundary, Document, DocumentReader, row_document
+    from bothways.data.tables import TableRow, given_rows
 
     ends = choice(boundary, {end.value: end for end in Boundary}, "boundary")
     if isinstance(texts, DocumentReader):
         return texts
     if isinstance(texts, str | Path):
-        return read_documents([str(texts)], column=column, boundary=ends)
-    items = given_rows(texts, "texts")
-    if of_paths:
-        items = [*items]
-        if all(isinstance(item, str | Path) for item in items):
-            return read_documents([*map(str, items)], column=column, boundary=ends)
+        return _files([texts], column, ends)
+    items = iter(given_rows(texts, "texts"))
+    head = [*itertools.islice(items, 1)]  # a stream may be longer than the memory
+    items = itertools.chain(head, items)
+    if head and isinstance(head[0], str | Path if of_paths else Path):
+        names = [*items]
+        if all(isinstance(name, str | Path) for name in names):
+            return _files(names, column, ends)
+        items = iter(names)
+    elif head and isinstance(head[0], str):
+        require_text(head[0], "text 1")
+    if boundary != "auto":
+        message, fix = "does nothing with texts that are documents already", "Leave it out."
+        raise ConfigError(message, where="boundary", fix=fix)
 
     def document(number: int, item: Any) -> Document:
+        location = f"text {number}"
+        if isinstance(item, Mapping):
+            return row_document(TableRow(item, location), column)
+        if isinstance(item, str | Document) and column != "text":
+            message, fix = "does nothing with texts, which have no columns", "Leave it out."
+            raise ConfigError(message, where="column", fix=fix)
         if isinstance(item, str | Document):
-            return Document(item, f"text {number}") if isinstance(item, str) else item
-        message = f"is of type {type(item).__name__}: give a path, texts or documents"
-        raise DataError(message, where=f"text {number}")
+            return Document(item, location) if isinstance(item, str) else item
+        message = f"is of type {type(item).__name__}: give paths, rows or documents"
+        raise DataError(message, where=location)
 
     return itertools.starmap(document, enumerate(items, 1))
+
+
+def _files(names: Iterable[str | Path], column: str, boundary: Boundary) -> DocumentReader:
+    """Return the documents of files; the error for a name with blanks, a text, says where texts go.
+
+    Raises:
+        DataError, ConfigError, ResourceError: as `read_documents`.
+    """
+    from bothways.data.documents import read_documents
+
+    try:
+        return read_documents([*map(str, names)], column=column, boundary=boundary)
+    except (DataError, ResourceError) as error:
+        name = str(error.where)
+        if len(name.split()) < 2:
+            raise
+        row = f'[{{"{column}": "…"}}]'
+        fix = f"Check the name; texts that are in no file are given in Python as rows: {row}."
+        raise DataError(error.what, where=shorten(name, 80, placeholder=" …"), fix=fix) from None

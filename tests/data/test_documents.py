@@ -8,6 +8,7 @@ import json
 import lzma
 import os
 import random
+import shutil
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -201,6 +202,25 @@ def test_a_corpus_and_a_vocabulary_name_the_files_of_a_folder_that_they_do_not_r
     bothways.build_corpus(tmp_path / "text", tokenizer, tmp_path / "corpus", progress=heard)
     bothways.train_tokenizer(tmp_path / "text", size=60, progress=heard)
     assert [text for text in heard.messages if "not read: b.TXT" in text] == heard.messages[:2]
+
+
+def test_rows_and_paths_are_texts_and_a_name_among_texts_is_none(tmp_path, tokenizer, monkeypatch):
+    import pandas
+
+    monkeypatch.chdir(tmp_path)
+    texts = [f"The {word} sleeps." for word in ("cat", "dog", "cow")]
+    frame = pandas.DataFrame({"body": [*texts, None]})
+    write(tmp_path / "a.txt", "\n".join(texts))
+    for inputs, column in ((frame, "body"), (iter(frame.to_dict("records")), "body")):
+        corpus = bothways.build_corpus(inputs, tokenizer, "corpus", column=column, workers=1)
+        assert len(corpus) == 3
+        shutil.rmtree("corpus")
+    learned = bothways.train_tokenizer(texts, size=60).backend.get_vocab()
+    for inputs, column in ((frame, "body"), ([Path("a.txt")], "text")):
+        same = bothways.train_tokenizer(inputs, size=60, column=column)
+        assert same.backend.get_vocab() == learned
+    with pytest.raises(DataError, match=r"^text 1: 'a.txt' is the name of a file\n.*Path"):
+        bothways.train_tokenizer(["a.txt"])
 
 
 def test_linked_folders_are_read_once_and_folders_without_permission_are_no_empty_ones(

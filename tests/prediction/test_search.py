@@ -448,6 +448,11 @@ def test_commands_and_functions_give_the_same(tmp_path, model, capsys, monkeypat
     assert sorted(index.ids[index.live].tolist()) == [b"more.txt:1", b"more.txt:2", b"x"]
     with pytest.raises(DataError, match="there is no document 'xy' to delete"):
         bothways.build_index([], out="index", delete="xy")  # not "x" and "y"
+    bothways.build_index([{"id": number, "text": "a cat"} for number in (3, 4, 5)], out="index")
+    bothways.build_index([], out="index", delete=[np.int64(3), 4])
+    bothways.build_index([], out="index", delete=5)
+    with pytest.raises(DataError, match=r"text 1: 'more.txt' is the name of a file"):
+        bothways.build_index(["more.txt"], out="index")
     assert index.record.prompts == ("the ", "a ")
     capsys.readouterr()
     app(["search", "index", "the dog", "--top", "2"], result_action="return_value")

@@ -283,6 +283,8 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path, pairs, family):
 def test_what_is_no_text_is_told(pairs):
     with pytest.raises(DataError, match="text 1 is of type float, not str"):
         pairs[0][0].encode(["text", 1.5])
+    with pytest.raises(DataError, match=r"text 0 is of type list, not str\n.*as a tuple"):
+        pairs[0][0].batch([["text", "another"]])
     for read in (pairs[0][0].batch, pairs[0][0].encode, pairs[0][0].encode_with_offsets):
         with pytest.raises(DataError, match=r"^texts: is of type NoneType, not a list"):
             read(None)

@@ -62,6 +62,17 @@ def local_path(name: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(name))
 
 
+def require_text(text: str, location: str) -> None:
+    """Check that the first string in a list of texts is not the name of a file.
+
+    Raises:
+        DataError: it is, so that names would be read as texts.
+    """
+    if len(text) < 256 and Path(text).suffix and os.path.isfile(text):
+        fix = f"For the text in files give paths: [pathlib.Path({text!r}), …]."
+        raise DataError(f"{text!r} is the name of a file", where=location, fix=fix)
+
+
 def require_local(folder: Path) -> None:
     """Check that a folder is not a URL, of which `Path` has made s3:/bucket/run.
 

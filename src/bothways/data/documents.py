@@ -14,6 +14,7 @@ from __future__ import annotations
 import glob
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -339,15 +340,26 @@ def _column_documents(
     """Yield the text in a column of each row; null counts as empty."""
     try:
         for row in rows:
-            tables.require_column(column, row.values, row.where)
-            value = row.values[column]
-            if value is not None and not isinstance(value, str):
-                message = f"column {column!r} holds {type(value).__name__}, not text"
-                fix = f"Name a column that holds text: {argument(column='NAME')}."
-                raise DataError(message, where=row.where, fix=fix)
-            yield Document(value or "", row.where)
+            yield row_document(row, column)
     finally:
         close()  # now, not when the traceback of an error is collected
+
+
+def row_document(row: tables.TableRow, column: str) -> Document:
+    """Return the text in a column of a row; null and NaN count as empty.
+
+    Raises:
+        DataError: the row lacks the column, or its value is not a text.
+    """
+    tables.require_column(column, row.values, row.where)
+    value = tables.plain_value(row.values[column])
+    if isinstance(value, float) and math.isnan(value):  # as pandas marks an absent text
+        value = None
+    if value is not None and not isinstance(value, str):
+        message = f"column {column!r} holds {type(value).__name__}, not text"
+        fix = f"Name a column that holds text: {argument(column='NAME')}."
+        raise DataError(message, where=row.where, fix=fix)
+    return Document(value or "", row.where)
 
 
 def _text_documents(

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import json
 import operator
+import os
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -185,7 +186,12 @@ class Tokenizer:
                 trainer writes: ids far beyond the number of tokens, a normaliser that multiplies
                 the text, a template without the text or with unknown ids.
             ResourceError: a file that cannot be read.
+            ConfigError: no path, such as a tokenizer of transformers.
         """
+        if not isinstance(path, str | os.PathLike):
+            message = f"must be a folder or a file, not {type(path).__name__}"
+            fix = "Save it, such as by save_pretrained(FOLDER), and name the folder."
+            raise ConfigError(message, where="tokenizer", fix=fix)
         with foreign(path):
             tokenizer = cls(*load_backend(local_path(path)))
             tokenizer.where = path
@@ -519,11 +525,12 @@ def _integer(id: SupportsIndex) -> int:
 
 def _not_text(texts: list[str]) -> DataError:
     """Return the error for the first of the texts that is not made of characters."""
-    fix = 'Give str; remove halves of pairs with text.encode("utf-8", "ignore").decode("utf-8")'
+    fix = 'Remove halves of pairs with text.encode("utf-8", "ignore").decode("utf-8")'
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             message = f"text {number} is of type {type(text).__name__}, not str"
-            return DataError(message, fix=fix)
+            pair = "Give two texts as a tuple, to `batch`."
+            return DataError(message, fix=pair if isinstance(text, list | tuple) else "Give str.")
         if half := surrogate_in(text):
             break
     return DataError(f"text {number} holds {half}", fix=fix)
