@@ -7,7 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.core.config.values import checked, nest, require_choice, require_range
+from bothways.core.config.values import (
+    checked,
+    nest,
+    require_at_least,
+    require_choice,
+    require_range,
+)
 from bothways.core.errors import ConfigError, DataError, argument, require
 from bothways.core.files import check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
@@ -179,6 +185,10 @@ def predict(  # noqa: PLR0913 – one option per question
     _require_choices(precision, runtime)
     items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))
     given = [item for item in items if not isinstance(item, str | Path)]
+    require_at_least(1, best=best)
+    if given and out is not None:
+        fix = "Leave it out and write what the call yields, or give the rows as a file."
+        raise ConfigError("is for files, and rows in memory are given", where="out", fix=fix)
     request = BulkRequest(
         str(model),
         () if given else tuple(expand_patterns(map(str, items))),
@@ -422,10 +432,15 @@ def average(models: str | Path | Iterable[str | Path], out: str | Path) -> list[
         >>> bothways.load_model("averaged").config == bothways.load_model("my-bert").config
         True
     """
+    from bothways.data.tables import given_rows
     from bothways.hub.average import save_average
 
-    names = [models] if isinstance(models, str | Path) else models
-    return save_average([str(model) for model in names], local_path(out))
+    names = [models] if isinstance(models, str | Path) else [*given_rows(models, "models")]
+    for name in names:
+        if not isinstance(name, str | Path):
+            message = f"must be model folders or Hub ids, not {type(name).__name__}"
+            raise ConfigError(message, where="models", fix="Name their folders, or save them.")
+    return save_average([*map(str, names)], local_path(out))
 
 
 @checked
@@ -491,7 +506,10 @@ def calibrate(  # noqa: PLR0913 – one option per question
 
 @checked
 def load_model(
-    folder: str | Path, heads: Iterable[Head] | None = None, *, fresh: Collection[str] = ()
+    folder: str | Path,
+    heads: Head | Iterable[Head] | None = None,
+    *,
+    fresh: str | Collection[str] = (),
 ) -> PretrainedModel:
     """Load a model for a training loop of your own, or to look into it.
 

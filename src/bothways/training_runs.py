@@ -536,15 +536,6 @@ def finetune(  # noqa: PLR0913 – one option per question
         return run.finetune(config_values, folder, train=train, dev=dev_rows, **common)
 
 
-def _model_name(model: object, location: str) -> str:
-    """Return the folder or Hub id of a model, which a run records to resume from it."""
-    if isinstance(model, str | Path):
-        return str(model)
-    message = f"must be a model folder or a Hub id, not {type(model).__name__}"
-    fix = "Save it: bothways.save_model(folder, model, …)."
-    raise ConfigError(message, where=location, fix=fix)
-
-
 def finetune_settings(  # noqa: PLR0913 – one option per question
     model: str | Path,
     train: Rows,
@@ -571,7 +562,7 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
         raise ConfigError(message, where="task", fix=fix)
     base = dataclasses.replace(
         RECIPES[recipe](value),
-        model=_model_name(model, "model"),
+        model=str(model),
         train=source_name(train, "train"),
         dev=dev_name(dev),
         metrics=metrics,
@@ -654,8 +645,8 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import distillation
 
-    folder, teacher = _run_folder(out, settings, resume), _model_name(teacher, "teacher")
-    name = None if student is None else _model_name(student, "student")
+    folder, teacher = _run_folder(out, settings, resume), str(teacher)
+    name = None if student is None else str(student)
     if until is not None:
         settings["until"] = until
     is_corpus = isinstance(data, Corpus) or (
@@ -754,9 +745,12 @@ def open_text(corpora: Corpora) -> Corpus | dict[str, Corpus]:
     from bothways.data.corpus_source import corpus_names
 
     def opened(source: str | Path | Corpus) -> Corpus:
+        if not isinstance(source, str | Path | Corpus):
+            message = f"is of type {type(source).__name__}, neither a corpus nor its folder"
+            raise DataError(message, where="corpus", fix=f"Build one: {call('corpus build', '…')}")
         return source if isinstance(source, Corpus) else Corpus.open(source)
 
-    if isinstance(corpora, str | Path | Corpus):
+    if isinstance(corpora, str | Path | Corpus) or not isinstance(corpora, Iterable):
         return opened(corpora)
     if not isinstance(corpora, Mapping):
         corpora = list(corpora)

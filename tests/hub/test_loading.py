@@ -293,7 +293,12 @@ def test_a_part_that_is_missing_is_never_random_in_silence(prefix, message, tmp_
 def test_fresh_heads_must_be_wanted(tmp_path):
     folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
     with pytest.raises(ConfigError, match=r"fresh: \['labels'\] must be among the model's heads"):
-        load_model(folder, fresh=["labels"])
+        load_model(folder, fresh="labels")
+    with pytest.raises(ConfigError, match=r"heads: <class .*LabelHead'> is not a head"):
+        load_model(folder, [LabelHead])
+    one = load_model(folder, LabelHead(2), "labels").model  # and the pooler that it reads
+    several = load_model(folder, [LabelHead(2)], ["labels"]).model
+    assert one.specification == several.specification
 
 
 @pytest.mark.parametrize("architectures", [["BertForSomethingElse"], None])

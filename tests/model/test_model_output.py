@@ -183,7 +183,7 @@ def test_what_a_model_cannot_compute_is_one_message(monkeypatch):
     monkeypatch.setitem(HEADS, "relation", RelationHead)  # as if it were one of the library
     assert list(model(text.batch).logits) == ["tags"]
     with pytest.raises(ConfigError, match=r"heads: .* no head 'masked'; it has tags, relation"):
-        model(text.batch, heads=["masked"])
+        model(text.batch, heads="masked")
     with pytest.raises(ConfigError, match="'relation' is computed by its task model alone"):
         model(text.batch, heads=["relation"])
     with pytest.raises(ConfigError, match=r"not a str\n.*model\.tokenizer\.batch\(texts\)"):

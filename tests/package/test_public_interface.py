@@ -27,6 +27,8 @@ from toy_animals import WORDS, document
 from toy_folder import BAD, GOOD, make_folder
 
 SOURCE = Path(bothways.__file__).parent
+PREDICTOR: bothways.Predictor = object.__new__(bothways.Predictor)
+"""A predictor without a model, given where its folder is meant."""
 NAMES = [name for name in bothways.__all__ if name != "__version__"]
 
 
@@ -160,6 +162,17 @@ def test_columns_are_named_as_the_advice_says(place):
         (lambda: bothways.build_corpus([{"text": "a"}], "x", "y", boundary="line"), "^boundary:"),
         (lambda: bothways.train_tokenizer(["a"], column="body"), "^column: does nothing"),
         (lambda: bothways.build_corpus([], pandas.DataFrame(), "y"), "^tokenizer: .* DataFrame"),
+        (lambda: bothways.pretrain(5), "corpus: is of type int, neither a corpus nor its folder"),
+        (lambda: bothways.show([None]), "corpus: is of type NoneType, neither"),
+        (lambda: bothways.average([PREDICTOR], "y"), "models: must be .*, not Predictor"),
+        (lambda: bothways.average(None, "y"), "models: is of type NoneType"),
+        *(
+            (lambda function=function: function(PREDICTOR, []), "model: must be .*, not Predictor")
+            for function in (bothways.predict, bothways.evaluate, bothways.calibrate)
+        ),
+        (lambda: bothways.distil(PREDICTOR, []), "teacher: must be .*, not Predictor"),
+        (lambda: bothways.predict("x", [{"text": "a"}], "y.jsonl"), "out: is for files, and rows"),
+        (lambda: bothways.predict("x", "y", best=0), "best: must be at least 1, not 0"),
         (lambda: bothways.finetune("x", [], recipe="old"), r"recipe: unknown recipe 'old'"),
         (shown_progress(print).__enter__, r"progress: is .*, which has no methods stage"),
     ],

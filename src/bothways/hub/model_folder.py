@@ -59,7 +59,7 @@ from bothways.hub.weight_files import (
 from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, Shape, to_file_names
-from bothways.model.heads import HEADS, Head, PoolerHead, with_pooler
+from bothways.model.heads import HEADS, Head, HeadValue, PoolerHead, with_pooler
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
@@ -170,8 +170,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def load_model(
     source: str | Path,
-    heads: Iterable[Head] | None = None,
-    fresh: Collection[str] = (),
+    heads: Head | Iterable[Head] | None = None,
+    fresh: str | Collection[str] = (),
     *,
     whole: bool = True,
 ) -> LoadedModel:
@@ -189,14 +189,21 @@ def load_model(
     Raises:
         FolderError: it is not a model folder of a known family; a file is corrupt; or a tensor
             is missing, has another shape or is not finite.
-        ConfigError: `fresh` names a head that the model does not have.
+        ConfigError: `fresh` names a head that the model does not have; something else than a head
+            is among `heads`.
 
     Examples:
         >>> loaded = load_model("google-bert/bert-base-uncased")  # doctest: +SKIP
         >>> loaded.model.config.width  # doctest: +SKIP
         768
     """
-    folder, specified = resolve(source), None if heads is None else tuple(heads)
+    folder, fresh = resolve(source), {fresh} if isinstance(fresh, str) else fresh
+    specified = (heads,) if isinstance(heads, HeadValue) else heads
+    specified = None if specified is None else tuple(specified)
+    for head in specified or ():
+        if not isinstance(head, HeadValue):
+            fix = "Give heads of bothways.model.heads, such as [LabelHead(2)]."
+            raise ConfigError(f"{head!r} is not a head", where="heads", fix=fix)
     config, weights = hf_config.open_model(folder, specified or ())
     # More layers than tensors would take long to build for nothing.
     if (blocks := config.encoder.blocks) > len(weights.shapes):

@@ -407,7 +407,7 @@ class Model(nn.Module):
         self,
         batch: Batch,
         *,
-        heads: Collection[str] | None = None,
+        heads: str | Collection[str] | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
     ) -> ModelOutput:
@@ -427,6 +427,7 @@ class Model(nn.Module):
                 model does not have; attentions of random blocks.
         """
         self._check(batch)
+        heads = [heads] if isinstance(heads, str) else heads
         kinds = self._usual_heads() if heads is None else tuple(heads)
         # Asked for its layers, an encoder runs them one by one.
         keep = output_hidden_states or output_attentions

@@ -326,8 +326,8 @@ def _has_kind(value: Any, kind: str) -> bool:
     return isinstance(value, _KINDS[kind][0]) and not is_flag and not is_nan
 
 
-_READ_ELSEWHERE = {"model", "device"}
-"""Arguments that are also given as objects: a module, which has advice of its own, or a device."""
+_MODELS = {"model", "teacher", "student"}
+"""Arguments that are often given as objects, and are names, which a run or an index records."""
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -340,7 +340,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     parameters = inspect.signature(function).parameters
     kinds = {name: str(p.annotation).split(" | ") for name, p in parameters.items()}
     kinds = {name: words for name, words in kinds.items() if _KINDS.keys() >= set(words)}
-    kinds = {name: words for name, words in kinds.items() if name not in _READ_ELSEWHERE}
+    kinds.pop("device", None)  # also given as an object
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -350,8 +350,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             if not any(_has_kind(value, word) for word in words):
                 plain = isinstance(value, str | int | float)
                 allowed = " or ".join(_KINDS[word][1] for word in words)
+                fix = None
+                if name in _MODELS:
+                    allowed = "a model folder or a Hub id"
+                    fix = "Name its folder, or save it: bothways.save_model(folder, model, …)."
                 message = f"must be {allowed}, not {repr(value) if plain else type(value).__name__}"
-                raise ConfigError(message, where=name)
+                raise ConfigError(message, where=name, fix=fix)
         try:
             return function(*args, **kwargs)
         except OSError as error:
