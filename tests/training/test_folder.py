@@ -113,7 +113,8 @@ def test_the_first_signal_is_noted_and_a_further_ctrl_c_ends_the_program(first, 
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(first) is before
-    assert f"{first.name}: the run saves after this step" in capfd.readouterr().err
+    message = f"{first.name}: the run saves after this step and ends; with resume=True it continues"
+    assert message in capfd.readouterr().err
 
 
 def test_outside_the_main_thread_signals_are_left_alone():
