@@ -25,7 +25,7 @@ from bothways.tasks.columns import label_of
 with optional("report", "the estimator of scikit-learn"):
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_consistent_length, check_is_fitted
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 
 class Classifier(ClassifierMixin, BaseEstimator):
@@ -37,7 +37,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
     Args:
         model: a model folder, the folder of a run, or a Hub id.
         recipe, device, progress: as of `bothways.finetune`.
-        random_state: seed of the new head and of the order of the data; None for 0.
+        random_state: seed of the new head and of the order of the data, or a generator that draws
+            it; None for 0.
         settings: further settings of `bothways.finetune`, such as `lr`, `epochs` or `batch_size`,
             which `get_params` and `set_params` know, too.
 
@@ -51,7 +52,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         model: str | Path = "bert-base-uncased",
         *,
         recipe: str = "modern",
-        random_state: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
         progress: Progress | bool = False,
         **settings: Any,
@@ -90,21 +91,26 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """Fine-tune the model on texts with their labels.
 
         Raises:
-            ValueError: there are no labels, or as many as inputs.
+            ValueError: there are no labels, not as many as inputs, or not one for each.
             BothwaysError: the data, a setting or the machine is not suitable.
         """
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None")
         inputs, labels = _rows(X), np.asarray(plain_value(y))
         check_consistent_length(inputs, labels)
+        labels = column_or_1d(labels)
+        if None in labels.tolist():  # which cannot be sorted
+            raise ValueError("y holds None: leave out inputs without a label")
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
         names = self._names()
         rows = [{**row, "label": names[code]} for row, code in zip(inputs, codes.flat, strict=True)]
         self._files: dict[str, bytes] = {}
         options = self._settings() | {"recipe": self.recipe, "progress": self.progress}
-        seed, device = self.random_state or 0, self.device
-        self._result = bothways.finetune(self.model, rows, seed=seed, device=device, **options)
+        seed: Any = self.random_state or 0
+        if isinstance(seed, np.random.RandomState):
+            seed = int(seed.randint(2**31 - 1))
+        self._result = bothways.finetune(self.model, rows, seed=seed, device=self.device, **options)
         self.predictor_ = self._result.predictor()
         return self
 
@@ -117,7 +123,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "predictor_")
         known = self.predictor_.classes_.tolist()
         columns = [known.index(name) for name in self._names()]
-        return self.predictor_.predict_proba(_rows(X))[:, columns]
+        texts = [tuple(row.values()) for row in _rows(X)]  # one or two, as in training
+        return self.predictor_.predict_proba(texts)[:, columns]
 
     def predict(self, X: Any) -> Any:
         """Return the most probable label of each input."""
@@ -154,11 +161,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
 def _rows(inputs: Any) -> list[dict[str, Any]]:
     """Return inputs as rows with the columns text and text_b."""
     rows = []
-    for item in given_rows(inputs, "X"):
+    for number, item in enumerate(given_rows(inputs, "X"), 1):
         value = plain_value(item)
         texts = [*value.values()] if isinstance(value, dict) else value
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, list | tuple) or not 1 <= len(texts) <= 2:
-            raise ValueError("X must hold texts, pairs of texts, or one or two columns of these")
+            message = "X must hold texts, pairs of texts, or one or two columns of these"
+            raise ValueError(f"{message}; row {number} is of type {type(value).__name__}")
         rows.append(dict(zip(("text", "text_b"), texts, strict=False)))
     return rows

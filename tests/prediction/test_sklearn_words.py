@@ -315,3 +315,26 @@ def test_mistakes_are_those_of_scikit_learn_and_of_finetune(bert):
         make(bert).fit(np.ones((2, 3)), LABELS[:2])
     with pytest.raises(ConfigError, match="lrr"):
         make(bert, lrr=1).fit(SENTENCES, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "message"),
+    [
+        (SENTENCES, [[0, 1]] * 24, "y should be a 1d array"),
+        (SENTENCES, [*LABELS[1:], None], "^y holds None"),
+        ([*SENTENCES[1:], None], LABELS, "; row 24 is of type NoneType$"),
+    ],
+)
+def test_what_fit_cannot_read_is_one_message(inputs, labels, message):
+    with pytest.raises(ValueError, match=message):
+        Classifier("bert").fit(inputs, labels)
+
+
+def test_a_generator_draws_the_seed_and_pairs_are_no_single_texts(bert):
+    state = np.random.RandomState(3)
+    one, two = (make(bert, random_state=state).fit(SENTENCES, LABELS) for _ in range(2))
+    assert not np.array_equal(one.predict_proba(SENTENCES), two.predict_proba(SENTENCES))
+    again = make(bert, random_state=np.random.RandomState(3)).fit(SENTENCES, LABELS)
+    assert np.array_equal(one.predict_proba(SENTENCES), again.predict_proba(SENTENCES))
+    with pytest.raises(DataError, match="has 2 texts; the model was trained on 1"):
+        one.predict([("a film", "a play")])
