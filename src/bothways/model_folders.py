@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bothways.core.config.values import (
     checked,
@@ -98,6 +98,44 @@ def _require_choices(precision: str, runtime: str) -> None:
 
     require_choice(PredictPrecision, "precision", precision)
     require_choice(Runtime, "runtime", runtime)
+
+
+@overload
+def predict(
+    model: str | Path,
+    files: str | Path | Iterable[Any],
+    out: None = None,
+    *,
+    task: str | None = None,
+    text: str | None = None,
+    text_b: str | None = None,
+    best: int | None = None,
+    keep: str | Iterable[str] = (),
+    format: PartFormat | None = None,
+    window: int | None = None,
+    length: int | None = None,
+    precision: PredictPrecision = "fp32",
+    device: str = "auto",
+    runtime: Runtime = "torch",
+    output_dtype: VectorType = "float32",
+    calibration: str | Path | None = None,
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> Iterator[dict[str, Any]]: ...
+
+
+@overload
+def predict(
+    model: str | Path,
+    files: str | Path | Iterable[Any],
+    out: str | Path,
+    *,
+    rows: int = 4096,
+    rejects: bool = False,
+    processes: int | None = None,
+    threads: int | None = None,
+    **options: Any,
+) -> BulkResult: ...
 
 
 @checked

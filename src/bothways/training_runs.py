@@ -424,6 +424,15 @@ def finetune(
     task: str | Trainable = "classify",
     *,
     folds: None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    recipe: FinetuneRecipe = "modern",
+    config: str | Path | None = None,
+    metrics: OwnMetrics | None = None,
+    device: str = "auto",
+    progress: Progress | bool = True,
+    on_event: Callable[[Event], object] = ...,
     **settings: Any,
 ) -> FinetuneResult: ...
 

@@ -107,7 +107,7 @@ def predict(  # noqa: PLR0913 – one option per question
         else:
             settings["window"] = window or (1 if typed else None)
             rows = bothways.predict(model, files or STDIN, **vars(parts), **settings)
-        for values in rows:  # type: ignore[union-attr]
+        for values in rows:
             print(dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
 
 

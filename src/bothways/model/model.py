@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -364,6 +364,8 @@ class Model(nn.Module):
     """
 
     kept: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    if TYPE_CHECKING:  # in torch a call returns Any, which hides the fields from an editor
+        __call__: Callable[..., ModelOutput]
 
     def __init__(
         self, config: EncoderConfig, heads: Iterable[Head], encoder: Encoder | None = None
