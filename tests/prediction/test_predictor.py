@@ -77,6 +77,18 @@ def test_a_pickled_predictor_opens_its_folder_again(folder):
         pickle.dumps(Predictor(embed.task_model))
 
 
+def test_what_is_opened_by_a_relative_name_works_from_another_folder(folder, tmp_path, monkeypatch):
+    """As after %cd in a notebook, or in a process that begins elsewhere."""
+    monkeypatch.chdir(folder.parent)
+    embed, model = bothways.load(folder.name, "embed"), bothways.load_model(folder.name)
+    monkeypatch.chdir(tmp_path)
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(embed)).encode(TEXTS), embed.encode(TEXTS)
+    )
+    assert embed.unprepared().tokenizer.size == model.tokenizer.size
+    assert (model.save("saved") / "tokenizer.json").exists()
+
+
 def test_a_forked_process_with_threads_is_refused(folder, monkeypatch):
     """OpenMP would wait for threads that are in the other process only."""
     classify = predictor(folder, "classify")

@@ -91,7 +91,8 @@ class LoadedModel:
         extra: the rest of `bothways.json`.
         faults: why heads were dropped: what the file lacks of them, by kind.
         untrained: kinds of heads that the file holds with random values, since nothing read them.
-        tokenizer_folder: the folder of the tokenizer, if it is another one, as for an adapter.
+        tokenizer_folder: the folder of the tokenizer, which an adapter may have elsewhere; None for
+            `folder`.
         static_tokenizer: the tokenizer of a folder of static vectors; None for others.
     """
 
@@ -239,11 +240,12 @@ def load_model(
     record = object_in(folder / hf_config.RECORD)
     require_types(record, folder / hf_config.RECORD, untrained=list)
     untrained = tuple(kind for kind in kinds if kind in (record.get(UNTRAINED) or ()))
-    extra, tokenizer_folder = read_record(folder), None
+    # The tokenizer is read at its first use, when the program may work in another folder.
+    extra, tokenizer_folder = read_record(folder), folder.absolute()
     if (adapter := read_adapter(folder)) is not None:
         # PEFT saves neither tokenizer nor poolings; other programs write theirs next to it.
         is_beside = any((folder / name).is_file() for name in FILES)
-        tokenizer_folder = folder if is_beside else adapter.base
+        tokenizer_folder = (folder if is_beside else adapter.base).absolute()
         folder = folder if extra or (folder / MODULES).is_file() else adapter.base
     return LoadedModel(
         model, report, folder, labels, config.problem, extra, faults, untrained, tokenizer_folder

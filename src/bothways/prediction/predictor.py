@@ -33,6 +33,7 @@ from bothways.core.errors import (
     call,
     report_findings,
 )
+from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import listed, quantity
@@ -665,10 +666,12 @@ def open_task(
     """
     reopen = None
     if runtime == "torch":
-        reopen = functools.partial(
-            open_task_model, folder, task, length=length, device=device, settings=settings
-        )
-        task_model = reopen()
+        options: Any = {"length": length, "device": device, "settings": settings}
+        task_model = open_task_model(folder, task, **options)
+        # Opened again, perhaps in another process, the program may work in another folder.
+        location = local_path(folder)
+        named = location.absolute() if location.exists() else folder
+        reopen = functools.partial(open_task_model, named, task, **options)
         is_static = isinstance(task_model.model.encoder, StaticEncoder)
         if is_static and precision not in ("auto", "fp32"):
             message = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
