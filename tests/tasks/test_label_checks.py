@@ -215,8 +215,11 @@ def test_wrong_columns_of_labels_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     "pair",
-    ["pos \u200bpos", "caf\u00e9 cafe\u0301", "1 01", "1 1.0", "Yes yes", f"1 1.0 {'2' * 5000}"],
-)
+    [
+        "pos \u200bpos", "caf\u00e9 cafe\u0301", "1 01", "1 1.0", "Yes yes", f"1 1.0 {'2' * 5000}",
+        "True 1", "0 false",
+    ],
+)  # fmt: skip
 def test_labels_that_look_alike_are_named(pair):
     labels = pair.split(" ")
     (warning,) = findings_of(labels * 5)

@@ -85,7 +85,10 @@ def check_examples(
 
 
 def check_case(labels: Many[str]) -> list[Finding]:
-    """Report labels that differ in case, invisible characters, or the form of a number only."""
+    """Report labels that differ in case, invisible characters, or the form of a number only.
+
+    True and False are forms of 1 and 0: rows of JSON may hold `true` and `1` for one answer.
+    """
     alike: dict[str, list[str]] = {}
     for label in labels:
         # Invisible or combining characters make a label look like another text.
@@ -97,6 +100,7 @@ def check_case(labels: Many[str]) -> list[Finding]:
         integer, point, fraction = text.partition(".")
         if is_integer(integer) and not fraction.strip("0") and (fraction or not point):
             text = str(int(integer))
+        text = {"true": "1", "false": "0"}.get(text, text)
         alike.setdefault(text, []).append(display)
     same = [" and ".join(group) for group in alike.values() if len(group) > 1]
     message = "labels that differ in case, invisible characters or the form of a number only are "
