@@ -9,12 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import bothways
-from bothways.core.errors import Finding, FolderError, ResourceError
+from bothways.core.errors import ConfigError, Finding, FolderError, ResourceError
 from bothways.finetuning.data import DataSource
 from bothways.hub.hf_config import format_note
 from bothways.hub.model_card import (
@@ -45,7 +46,7 @@ from model_folders import (
     peer,
     peer_outputs,
 )
-from toy_folder import make_folder
+from toy_folder import make_folder, make_sentence_encoder, save_classifier
 from toy_training import exit_code
 
 
@@ -347,6 +348,44 @@ def test_a_model_in_memory_is_saved_and_uploaded(api):
     push_to_hub(own("ForMaskedLM"), "me/mine", card=Card("A title"))
     assert json.loads(api.files["config.json"])["architectures"] == ["BertForMaskedLM"]
     assert "# A title" in api.files["README.md"]
+
+
+def test_a_model_that_was_opened_is_saved_and_uploaded_with_what_its_folder_says(tmp_path, api):
+    """Not as one of classes, with LABEL_0 and without a tokenizer."""
+    bert = make_folder(tmp_path / "bert")
+    labels, problem = ["yes", "no"], "multi_label_classification"
+    save_classifier(tmp_path / "own", bert, labels=labels, problem=problem)
+    model = bothways.load_model(tmp_path / "own")
+    push_to_hub(model, "me/mine")
+    bothways.save_model(tmp_path / "saved", model)
+    assert json.loads(api.files["config.json"])["problem_type"] == problem
+    assert "tokenizer.json" in api.files
+    for folder in (tmp_path / "own", tmp_path / "saved"):
+        assert bothways.load(folder).task_model.task.name == "multilabel"
+        assert bothways.load(folder).classes_.tolist() == labels
+    model.labels = np.array([3, 4])
+    assert bothways.load(model.save(tmp_path / "numbers")).classes_.tolist() == ["3", "4"]
+    model.labels = "ab"
+    with pytest.raises(ConfigError, match="labels: must be a list of names, not 'ab'"):
+        model.save(tmp_path / "saved")
+
+
+def test_modules_that_are_not_saved_are_named(tmp_path, caplog):
+    model = bothways.load_model(make_sentence_encoder(tmp_path / "encoder"))
+    model.save(tmp_path / "saved")
+    assert "encoder: pooling and other modules" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer", "message"),
+    [
+        (own("ForMaskedLM"), "tokenizer", "tokenizer: must be a bothways.Tokenizer, not str"),
+        (torch.nn.Linear(1, 1), None, "model: must be a bothways.Model, not Linear"),
+    ],
+)
+def test_what_is_of_another_library_is_not_saved(tmp_path, model, tokenizer, message):
+    with pytest.raises(ConfigError, match=message):
+        bothways.save_model(tmp_path / "saved", model, tokenizer)
 
 
 def test_what_cannot_be_uploaded_is_one_error(tmp_path, api, monkeypatch):

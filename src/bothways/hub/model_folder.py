@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -340,6 +340,30 @@ def _read_state(
     return state
 
 
+def _require_own(model: object, tokenizer: object, labels: object) -> None:
+    """Raise ConfigError for a model, a tokenizer or labels that are not of the types here."""
+    message = fix = ""
+    if not isinstance(model, Model):
+        name, message = "model", f"must be a bothways.Model, not {type(model).__name__}"
+        fix = "Save it with its own library: bothways.load_model opens the folder."
+    elif tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        name, message = "tokenizer", f"must be a bothways.Tokenizer, not {type(tokenizer).__name__}"
+        fix = "Open its folder: bothways.Tokenizer.load(FOLDER)."
+    elif isinstance(labels, str) or not isinstance(labels, Iterable):
+        name, message = "labels", f"must be a list of names, not {labels!r}"
+    if message:
+        raise ConfigError(message, where=name, fix=fix or None)
+
+
+class _Description(NamedTuple):
+    """What the folder of a model says of it beside its weights."""
+
+    tokenizer: Tokenizer | None
+    labels: list[str]
+    problem: hf_config.Problem | None
+    extra: dict[str, Any]
+
+
 @checked
 def save_model(  # noqa: PLR0913 – one independent value per kind of content
     folder: str | Path,
@@ -361,7 +385,8 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
 
     Args:
         folder: the path; an existing folder must hold nothing but a model.
-        model: its weights are saved in fp32.
+        model: its weights are saved in fp32. Of one that `bothways.load_model` has opened, the
+            tokenizer, labels, problem and task that are not given are those of its folder.
         tokenizer: the tokenizer that the model was trained with.
         labels: names of the outputs of the head that counts them; empty means LABEL_0, LABEL_1 …
         problem: the purpose of the label head.
@@ -376,7 +401,8 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         The class of transformers that the folder is for, or a stand-in with `own=True`.
 
     Raises:
-        ConfigError: the folder is not a text or a path.
+        ConfigError: the folder is not a text or a path, or model, tokenizer or labels are those of
+            another library.
         FolderError: the labels do not fit the outputs, the tokenizer has more ids than the
             embedding has rows, or the folder holds something else.
         ResourceError: the disk is full or writing is not permitted; an older model is kept.
@@ -390,7 +416,13 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         'good'
     """
     path = local_path(folder)
-    config = hf_config.write_hf_config(model, tokenizer, labels, problem, path)
+    _require_own(model, tokenizer, labels)
+    names = [str(label) for label in labels]
+    if isinstance(model, PretrainedModel):
+        own = model.description()
+        names, problem = names or own.labels, problem or own.problem
+        tokenizer, extra = tokenizer or own.tokenizer, own.extra if extra is None else extra
+    config = hf_config.write_hf_config(model, tokenizer, names, problem, path)
     architecture = config.architecture
     assert architecture is not None
     if tokenizer is not None:
@@ -654,8 +686,25 @@ class PretrainedModel(Model):
             FolderError: the labels do not fit the outputs, or the folder holds something else.
             ResourceError: the folder cannot be written.
         """
-        loaded, fresh = self._loaded, bool(self.report.fresh)
-        record = {} if fresh else {k: v for k, v in loaded.extra.items() if k in _STILL_TRUE}
-        problem = None if fresh else loaded.problem
-        save_model(folder, self, self.tokenizer, labels=self.labels, problem=problem, extra=record)
+        save_model(folder, self, self.tokenizer)
         return local_path(folder)
+
+    def description(self) -> _Description:
+        """Return what is saved with the weights: that of the folder, as far as it is still true."""
+        loaded, fresh = self._loaded, bool(self.report.fresh)
+        folder = loaded.tokenizer_folder or loaded.folder
+        has_tokenizer = any((folder / name).is_file() for name in FILES)
+        if (loaded.folder / MODULES).is_file():
+            message = (
+                "pooling and other modules of sentence-transformers are not saved with a model; "
+            )
+            message += "save_sentence_encoder of bothways.tasks.sentence_embedding.task saves them"
+            logger.warning("%s: %s", loaded.folder, message)
+        record = {} if fresh else {k: v for k, v in loaded.extra.items() if k in _STILL_TRUE}
+        _require_own(self, None, self.labels)
+        return _Description(
+            self.tokenizer if has_tokenizer else None,
+            [str(label) for label in self.labels],
+            None if fresh else loaded.problem,
+            record,
+        )
