@@ -394,17 +394,25 @@ def adapt(  # noqa: PLR0913 – one option per question
         >>> sorted(result.before), result.folder.name
         (['domain'], 'model')
     """
+    from bothways.data.tables import given_rows
     from bothways.pretraining import adapt as job
 
-    def paths(sources: str | Path | Iterable[str | Path]) -> list[str]:
-        return [str(path) for path in ([sources] if isinstance(sources, str | Path) else sources)]
+    def paths(sources: str | Path | Iterable[str | Path], name: str) -> list[str]:
+        items = [sources] if isinstance(sources, str | Path) else [*given_rows(sources, name)]
+        for item in items:
+            if not isinstance(item, str | Path):
+                message = f"must be names of files or of a corpus, not {type(item).__name__}"
+                fix = "Build a corpus of texts in memory, with the tokenizer of the model: "
+                fix += "bothways.build_corpus(ROWS, MODEL, FOLDER)."
+                raise ConfigError(message, where=name, fix=fix)
+        return [*map(str, items)]
 
     with shown_progress(progress) as reporter:
         return job.adapt(
             model,
-            paths(texts),
+            paths(texts, "texts"),
             local_path(out),
-            replay=paths(replay),
+            replay=paths(replay, "replay"),
             replay_share=replay_share,
             until=until,
             length=length,

@@ -147,6 +147,10 @@ def test_columns_are_named_as_the_advice_says(place):
         ),
         (lambda: bothways.adapt("x", "y", "z", until=5), r"^until: must be a text or None, not 5"),
         (lambda: bothways.adapt("x", "y", replay_share="1", out="z"), r"^replay_share: must be a"),
+        (lambda: bothways.adapt("x", [{"text": "a"}], "z"), r"^texts: must be .*, not dict\n"),
+        (lambda: bothways.adapt("x", None, "z"), r"^texts: is of type NoneType"),
+        (lambda: bothways.EncoderConfig(vocab="5"), r"^encoder\.vocab: must be a number, not '5'"),
+        (lambda: PREDICTOR.predict([], batch_size="2"), "^batch_size: must be a whole number"),
         (
             lambda: bothways.train_tokenizer(["a"], strip_accents=3),
             r"tokenizer\.strip_accents: 3 is",

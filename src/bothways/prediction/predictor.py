@@ -191,6 +191,7 @@ class Predictor:
             return prediction
         return list(self.stream(inputs))
 
+    @checked
     def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
         """Return the answer for one input, or an array of answers for several, as scikit-learn.
 
@@ -224,6 +225,7 @@ class Predictor:
         text = self.task_model.task.problem == _CLASSES[0] and None not in answers
         return np.array(answers, dtype=str if text else None)
 
+    @checked
     def predict_proba(
         self, inputs: Any, *, batch_size: int | None = None
     ) -> Float[np.ndarray, "texts classes"]:

@@ -251,11 +251,13 @@ def require_range(
         numbers: the values by the names of their settings.
 
     Raises:
-        ConfigError: a value is outside or NaN.
+        ConfigError: a value is outside, NaN or no number.
     """
     opening, closing, (low, high) = interval[0], interval[-1], interval[1:-1].split(", ")
     minimum, maximum = float(low), float(high)
     for name, number in numbers.items():
+        if isinstance(number, str):  # which cannot be compared
+            raise ConfigError(f"must be a number, not {number!r}", where=join_path(location, name))
         if number is None or (
             (number >= minimum if opening == "[" else number > minimum)
             and (number <= maximum if closing == "]" else number < maximum)
