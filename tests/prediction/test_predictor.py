@@ -166,6 +166,13 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, 
     assert first["gold"] == found[0]
 
 
+def test_a_setting_of_another_task_is_named_as_it_was_given(folder, tmp_path):
+    saved = save_classifier(tmp_path / "own", folder)
+    with pytest.raises(ConfigError, match=r"^normalize_embeddings: is a setting of embed; the task here is classify"):
+        bothways.load(saved, normalize_embeddings=True)
+    assert bothways.load(folder, "embed", normalize_embeddings=True).task_model.task.normalised
+
+
 def test_rows_are_read_by_their_columns(folder):
     text, other = TEXTS[:2]
     classify = predictor(folder, "classify")
@@ -186,7 +193,7 @@ def test_settings_of_other_tasks_are_named_as_such(folder):
             {"abstain": 0.9},
             "abstain: is a setting of classify and zero-shot; the task here is embed",
         ),
-        ({"top_k": 3}, "top: is a setting of fill; the task here is embed"),
+        ({"top_k": 3}, "top_k: is a setting of fill; the task here is embed"),
         ({"stripe": 3}, "stripe: unknown key 'stripe'"),
     ):
         with pytest.raises(ConfigError, match=message):

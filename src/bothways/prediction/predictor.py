@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -720,12 +720,20 @@ _ALIASES = {
 """Names of transformers and sentence-transformers for settings that mean the same here."""
 
 
+def _renamed(settings: Tree, names: Collection[str]) -> dict[str, Any]:
+    """Return settings in which those with an alias of these names have the name.
+
+    Others stay as they are spelled, for the message that names them.
+    """
+    return rename(settings, {alias: name for alias, name in _ALIASES.items() if name in names})
+
+
 def _bind(
     loaded: LoadedModel, name: str | None, *, length: int | None, settings: Tree | Iterable[str]
 ) -> TaskModel[Any, Any]:
     """Return the task of a folder with its model, in evaluation mode."""
     settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
-    settings = rename(settings, _ALIASES)
+    settings = _renamed(settings, ("length", "candidates"))
     if isinstance(named := settings.get("candidates"), str) and not named.startswith("["):
         parts = named.replace("\uff0c", ",").split(",")  # a full-width comma, typed in Chinese
         settings["candidates"] = [part.strip() for part in parts if part.strip()]
@@ -757,7 +765,7 @@ def rebound(
     task_model: TaskModel[Any, Any], settings: Tree, length: int | None = None
 ) -> TaskModel[Any, Any]:
     """Return the model with other settings of its task, or another length; they share weights."""
-    settings = rename(settings, _ALIASES)
+    settings = _renamed(settings, ("length",))
     length = settings.pop("length", length) or task_model.length
     task = _changed(task_model.task, settings)
     bound: TaskModel[Any, Any] = task.bind(
@@ -772,12 +780,14 @@ def _changed(task: Any, settings: Tree) -> AnyTask:
     Raises:
         ConfigError: a setting is unknown or of other tasks, or a value is not allowed.
     """
-    for name in settings:
+    for given in settings:
+        name = _ALIASES.get(given, given)
         kinds = [kind for kind, cls in ALL_TASKS.items() if name in cls.__dataclass_fields__]
         if kinds and name not in task.__dataclass_fields__:
             message = f"is a setting of {' and '.join(kinds)}; the task here is {task.name}"
-            raise ConfigError(message, where=name, fix="Leave it out.")
-    changed: AnyTask = configs.load(type(task), base=task, overrides=settings)
+            raise ConfigError(message, where=given, fix="Leave it out.")
+    overrides = _renamed(settings, task.__dataclass_fields__)
+    changed: AnyTask = configs.load(type(task), base=task, overrides=overrides)
     return changed
 
 
