@@ -224,9 +224,10 @@ def predict(  # noqa: PLR0913 – one option per question
     items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))
     given = [item for item in items if not isinstance(item, str | Path)]
     require_at_least(1, best=best)
-    if given and out is not None:
-        fix = "Leave it out and write what the call yields, or give the rows as a file."
-        raise ConfigError("is for files, and rows in memory are given", where="out", fix=fix)
+    for name, value in {"out": out, "keep": keep}.items():
+        if given and value:
+            fix = "Leave it out: the call yields a prediction for each row, in their order."
+            raise ConfigError("is for files, and rows in memory are given", where=name, fix=fix)
     request = BulkRequest(
         str(model),
         () if given else tuple(expand_patterns(map(str, items))),

@@ -176,6 +176,7 @@ def test_columns_are_named_as_the_advice_says(place):
         ),
         (lambda: bothways.distil(PREDICTOR, []), "teacher: must be .*, not Predictor"),
         (lambda: bothways.predict("x", [{"text": "a"}], "y.jsonl"), "out: is for files, and rows"),
+        (lambda: bothways.predict("x", [{"a": "a"}], keep="a"), "keep: is for files, and rows"),
         (lambda: bothways.predict("x", "y", best=0), "best: must be at least 1, not 0"),
         (lambda: bothways.finetune("x", [], recipe="old"), r"recipe: unknown recipe 'old'"),
         (shown_progress(print).__enter__, r"progress: is .*, which has no methods stage"),
