@@ -121,6 +121,15 @@ def test_columns_by_name_and_by_number(tmp_path):
     assert whole.endings == ("eats.", "sleeps.")  # no continuation was asked for
 
 
+def test_a_question_may_have_more_endings_than_those_of_training():
+    task = ChoiceTask(columns=ChoiceColumns("context", None, ("ending0", "ending1"), "label"))
+    for count in (2, 3):
+        row = {"context": "c", **{f"ending{at}": str(at) for at in range(count)}}
+        assert task.example(row).endings == tuple(map(str, range(count)))
+    requested = ChoiceColumns("context", None, ("ending1", "ending2"))
+    assert task.example(row, requested).endings == ("1", "2")
+
+
 def test_questions_from_the_standard_input_are_json_lines(monkeypatch):
     import io
     import sys

@@ -97,6 +97,17 @@ class Column:
             return {}
         return {self.role: value} | ({self.companion: second} if self.companion else {})
 
+    def trained(self, columns: Any, names: Many[str]) -> dict[str, Any]:
+        """Return the columns of training, as `chosen`; none if the table has more numbered ones.
+
+        A question may have more endings than those of training.
+        """
+        selected, pattern = self.chosen(columns, names), self.numbered
+        known = _listed(selected.get(self.role))
+        if pattern is None or not all(map(pattern.fullmatch, known)):
+            return selected
+        return {} if any(map(pattern.fullmatch, {*names} - {*known})) else selected
+
     def is_clear(self, free: Many[str]) -> bool:
         """Return True if one column has a common name, or several have numbered ones."""
         numbered = self.numbered is not None and any(map(self.numbered.fullmatch, free))
@@ -168,7 +179,7 @@ def choose_columns(
     for column in table:
         if (column.answer and labelled is False) or roles.get(column.replaced_by) is not None:
             continue
-        selected = column.chosen(requested, names) or column.chosen(defaults, names)
+        selected = column.chosen(requested, names) or column.trained(defaults, names)
         clear = column.is_clear([name for name in names if name not in taken])
         if not selected and (
             clear or not (column.optional or (column.answer and labelled is None))
