@@ -11,6 +11,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.data import read_examples
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.prediction.predictor import open_task
+from bothways.tasks.text_task import TextColumns
 from fake_hub import fake_hub
 from toy_folder import make_examples, make_rows, write_tsv
 
@@ -18,6 +19,17 @@ from toy_folder import make_examples, make_rows, write_tsv
 def pairs(form: Any) -> list[tuple[str, str]]:
     settings = bothways.FinetuneConfig(model="m", train="t")
     return [(item.text, item.label) for item in read_examples(settings, form).examples["train"]]
+
+
+def test_named_columns_are_read_in_each_row_and_no_more_endings(model):
+    rows = [{"body": "a", "label": "y"}, {"text": "b", "label": "n"}] * 4
+    with pytest.raises(DataError, match="train row 2: has no column 'body'"):
+        bothways.finetune(model, rows, text="body", **FAST)
+    question = {"context": "a", "ending0": "b", "ending1": "c", "ending2": "d", "label": 0}
+    named = {"columns": {"endings": ["ending0", "ending1"]}}
+    for columns, count in (({}, 3), (named, 2)):
+        choose = bothways.finetune(model, [question] * 4, task="choice", **columns, **FAST)
+        assert len(choose.task_model.task.columns.endings) == count
 
 
 @dataclasses.dataclass
@@ -176,6 +188,9 @@ def test_a_model_of_single_texts_refuses_pairs_also_if_it_is_trained_on_rows(mod
     for predict, inputs in ((one, ("a film", "a play")), (two, "a film"), (one, pairs)):
         with pytest.raises(DataError, match="the model was trained on"):
             predict(inputs)
+    dev = [{"text": "a film", "stars": 1}, {"text": "a play", "stars": 0}]
+    columns = bothways.finetune(model, singles, dev, **settings).task_model.task.columns
+    assert columns == one.task_model.task.columns == TextColumns("body", None, "stars")
     mixed = bothways.finetune(model, [*singles, *pairs], **settings).predictor()
     assert mixed("a film") != mixed(("a film", "a play"))
 

@@ -425,7 +425,9 @@ def read_rows(
         """Return the example in a row in memory: a dict with its columns, or an example."""
         item, location = row.values, row.where
         if isinstance(item, Mapping) and isinstance(task, TableTask):
-            columns = task.row_columns(item, where=location)
+            # Those of the training data are the user's; the dev data may have others.
+            named = task.columns if name == "train" else None
+            columns = task.row_columns(item, named, where=location)
             selected.add(columns)
             return task.parse(item, columns, location)
         if isinstance(item, Mapping):
@@ -444,7 +446,8 @@ def read_rows(
         reading = task.read_rows(_numbered(rows, task, name), parser, labelled=labelled)
         classes = memory.listed_classes(rows)
         examples += reading.examples
-        if len(selected) == 1:  # rows that differ, such as one text and two, have none in common
+        # Rows that differ, such as one text and two, have no columns in common.
+        if name == "train" and len(selected) == 1:
             task = task.with_columns(*selected)
     else:
         reading, location = task.read(str(rows), columns, labelled=labelled), str(rows)
