@@ -168,7 +168,10 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, 
 
 def test_a_setting_of_another_task_is_named_as_it_was_given(folder, tmp_path):
     saved = save_classifier(tmp_path / "own", folder)
-    with pytest.raises(ConfigError, match=r"^normalize_embeddings: is a setting of embed; the task here is classify"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^normalize_embeddings: is a setting of embed; the task here is classify",
+    ):
         bothways.load(saved, normalize_embeddings=True)
     assert bothways.load(folder, "embed", normalize_embeddings=True).task_model.task.normalised
 
