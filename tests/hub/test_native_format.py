@@ -193,7 +193,11 @@ BAD: list[tuple[str, Any, str]] = [
     ("encoder.widht", 8, rf"{ENCODER}\.widht: unknown key 'widht'; did you mean width\?"),
     ("encoder.order", {"kind": "pots"}, rf"{ENCODER}\.order\.kind: .*did you mean post\?"),
     ("encoder.width", "8", rf"{ENCODER}\.width: must be 8, not '8'"),
-    ("encoder.segments", True, rf"{ENCODER}\.segments: must be 1, not True"),
+    (
+        "encoder.segments",
+        True,
+        rf"{ENCODER}\.segments: True is given, but it must be a whole number",
+    ),
     ("encoder.width", [8], rf"{ENCODER}\.width: \[8\] is given, but it must be a whole number"),
     ("encoder.initial_range", float("inf"), r"\.initial_range: must be above 0 and finite"),
     ("encoder.intermediate_size", 10**400, r"\.intermediate_size: must be at most .*, not 1000000"),

@@ -82,7 +82,7 @@ def test_other_uses_are_refused(tmp_path):
     with pytest.raises(FolderError) as caught:
         bothways.finetune(folder, [{"text": "a cat", "label": "x"}] * 4, epochs=1)
     assert caught.value.where == folder
-    assert "no encoder" in str(caught.value.fix)
+    assert "without a Transformer, compute its vectors with task=" in str(caught.value.fix)
     with pytest.raises(FolderError):
         bothways.load(folder, task="classify")
     for settings in ({"precision": "int8"}, {"device": "cuda"}):
