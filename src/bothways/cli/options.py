@@ -96,7 +96,7 @@ class RunLength:
 
 
 def _check_names(kind: object, names: str | Iterable[str] | None) -> None:
-    """Raise ValueError for an unknown option: a word with a hyphen that is no file, as after --."""
+    """Raise ValueError for an unknown option: a word with a hyphen, unless a file has that name."""
     for name in [names] if isinstance(names, str) else names or ():
         if name.startswith("-") and name != "-" and not os.path.exists(name):
             raise ValueError(f"Unknown option: {name}")

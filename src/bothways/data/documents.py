@@ -165,8 +165,8 @@ def unwrap(text: str) -> str:
     def join(line_end: re.Match[str]) -> str:
         """Return a space for a line end inside a sentence."""
         width = line_end.start() - (text.rfind("\n", 0, line_end.start()) + 1)
-        after = line_end[1]
-        return " " if after.islower() or (after.isupper() and 50 <= width <= 100) else "\n"
+        letter = line_end[1]
+        return " " if letter.islower() or (letter.isupper() and 50 <= width <= 100) else "\n"
 
     return _WRAP.sub(join, text)
 

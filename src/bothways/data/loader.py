@@ -425,7 +425,7 @@ def by_workers(
                 num_workers=workers,
                 multiprocessing_context="fork",
                 worker_init_fn=begin,
-                # Its seed for the processes, which draw nothing, is no draw of the run's generator.
+                # Else their seed, which nobody uses, is drawn from the run's generator.
                 generator=torch.Generator(),
             )
         )

@@ -426,8 +426,8 @@ def read_rows(
         item, location = row.values, row.where
         if isinstance(item, Mapping) and isinstance(task, TableTask):
             # Those of the training data are the user's; the dev data may have others.
-            named = task.columns if name == "train" else None
-            columns = task.row_columns(item, named, where=location)
+            requested = task.columns if name == "train" else None
+            columns = task.row_columns(item, requested, where=location)
             selected.add(columns)
             return task.parse(item, columns, location)
         if isinstance(item, Mapping):

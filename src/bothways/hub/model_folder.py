@@ -244,8 +244,8 @@ def load_model(
     extra, tokenizer_folder = read_record(folder), folder.absolute()
     if (adapter := read_adapter(folder)) is not None:
         # PEFT saves neither tokenizer nor poolings; other programs write theirs next to it.
-        is_beside = any((folder / name).is_file() for name in FILES)
-        tokenizer_folder = (folder if is_beside else adapter.base).absolute()
+        has_tokenizer = any((folder / name).is_file() for name in FILES)
+        tokenizer_folder = (folder if has_tokenizer else adapter.base).absolute()
         folder = folder if extra or (folder / MODULES).is_file() else adapter.base
     return LoadedModel(
         model, report, folder, labels, config.problem, extra, faults, untrained, tokenizer_folder
@@ -356,7 +356,7 @@ def _require_own(model: object, tokenizer: object, labels: object) -> None:
 
 
 class _Description(NamedTuple):
-    """What the folder of a model says of it beside its weights."""
+    """The description of a model in its folder, next to the weights."""
 
     tokenizer: Tokenizer | None
     labels: list[str]
@@ -419,9 +419,10 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
     _require_own(model, tokenizer, labels)
     names = [str(label) for label in labels]
     if isinstance(model, PretrainedModel):
-        own = model.description()
-        names, problem = names or own.labels, problem or own.problem
-        tokenizer, extra = tokenizer or own.tokenizer, own.extra if extra is None else extra
+        described = model.description()
+        names, problem = names or described.labels, problem or described.problem
+        tokenizer = tokenizer or described.tokenizer
+        extra = described.extra if extra is None else extra
     config = hf_config.write_hf_config(model, tokenizer, names, problem, path)
     architecture = config.architecture
     assert architecture is not None
@@ -690,7 +691,7 @@ class PretrainedModel(Model):
         return local_path(folder)
 
     def description(self) -> _Description:
-        """Return what is saved with the weights: that of the folder, as far as it is still true."""
+        """Return the description to save with the weights: the folder's, where it is still true."""
         loaded, fresh = self._loaded, bool(self.report.fresh)
         folder = loaded.tokenizer_folder or loaded.folder
         has_tokenizer = any((folder / name).is_file() for name in FILES)

@@ -258,7 +258,7 @@ def _check_transformer(settings: Mapping[str, Any], file: Path, task: str) -> No
     arguments |= {f"{_CALL}.{key}": processing.get(key) for key in ("common", "text")}
     for key, values in arguments.items():
         names = values if isinstance(values, dict) else () if values is None else ("",)
-        unsupported += [f"{key}.{each}".rstrip(".") for each in names if each not in _NEUTRAL]
+        unsupported += [f"{key}.{name}".rstrip(".") for name in names if name not in _NEUTRAL]
     _require_supported(unsupported, file, "Remove those that the model does not need.")
 
 

@@ -575,7 +575,7 @@ def _is_one(inputs: Any) -> bool:
     match inputs:
         case tuple((str(), list())):  # a query with its documents
             return True
-        case Mapping():  # a row; a DatasetDict has tables by name, of which one is meant
+        case Mapping():  # a row, not a DatasetDict, which has tables by name
             return not any(hasattr(value, "column_names") for value in inputs.values())
     texts = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
     return (texts and len(inputs) > 0) or isinstance(inputs, str) or is_example(inputs)
@@ -672,8 +672,8 @@ def open_task(
         task_model = open_task_model(folder, task, **options)
         # Opened again, perhaps in another process, the program may work in another folder.
         location = local_path(folder)
-        named = location.absolute() if location.exists() else folder
-        reopen = functools.partial(open_task_model, named, task, **options)
+        source = location.absolute() if location.exists() else folder
+        reopen = functools.partial(open_task_model, source, task, **options)
         is_static = isinstance(task_model.model.encoder, StaticEncoder)
         if is_static and precision not in ("auto", "fp32"):
             message = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
@@ -735,8 +735,8 @@ def _bind(
     settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
     settings = _renamed(settings, ("length", "candidates"))
     if isinstance(named := settings.get("candidates"), str) and not named.startswith("["):
-        parts = named.replace("\uff0c", ",").split(",")  # a full-width comma, typed in Chinese
-        settings["candidates"] = [part.strip() for part in parts if part.strip()]
+        labels = named.replace("\uff0c", ",").split(",")  # a full-width comma, typed in Chinese
+        settings["candidates"] = [label.strip() for label in labels if label.strip()]
     name = "zero-shot" if name is None and named is not None else name
     if "length" in settings:
         if length is not None:
@@ -780,12 +780,12 @@ def _changed(task: Any, settings: Tree) -> AnyTask:
     Raises:
         ConfigError: a setting is unknown or of other tasks, or a value is not allowed.
     """
-    for given in settings:
-        name = _ALIASES.get(given, given)
+    for setting in settings:
+        name = _ALIASES.get(setting, setting)
         kinds = [kind for kind, cls in ALL_TASKS.items() if name in cls.__dataclass_fields__]
         if kinds and name not in task.__dataclass_fields__:
             message = f"is a setting of {' and '.join(kinds)}; the task here is {task.name}"
-            raise ConfigError(message, where=given, fix="Leave it out.")
+            raise ConfigError(message, where=setting, fix="Leave it out.")
     overrides = _renamed(settings, task.__dataclass_fields__)
     changed: AnyTask = configs.load(type(task), base=task, overrides=overrides)
     return changed

@@ -410,8 +410,8 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
             continue
         if isinstance(value, shape.classes):
             return value
-    given = raw.isoformat() if hasattr(raw, "isoformat") else repr(raw)  # a date of a TOML file
-    message = f"{given} is given, but it must be {_allowed(hint)}"
+    text = raw.isoformat() if hasattr(raw, "isoformat") else repr(raw)  # a date of a TOML file
+    message = f"{text} is given, but it must be {_allowed(hint)}"
     raise failure or ConfigError(message, where=location, fix=_how_to_write(shape, raw, location))
 
 
