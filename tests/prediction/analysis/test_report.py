@@ -292,6 +292,8 @@ def test_the_command_writes_it(source, tmp_path, monkeypatch, capsys):
     with_report = json.loads(capsys.readouterr().out)
     run_line(*words)
     assert json.loads(capsys.readouterr().out) == with_report
+    with pytest.raises(ResourceError, match=r"No space.*; the scores are accuracy \d\.\d{4}, "):
+        run_line(*words, "--report", "/dev/full")
     page = (tmp_path / "report.html").read_text(encoding="utf8")
     assert "model on dev.tsv" in page
     assert "computed in" not in page

@@ -26,7 +26,7 @@ import torch
 
 from bothways.core.batch import Batch
 from bothways.core.config.values import Tree
-from bothways.core.errors import ConfigError, DataError, argument
+from bothways.core.errors import ConfigError, DataError, ResourceError, argument
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report.html import write_html
 from bothways.data.tables import open_table
@@ -428,7 +428,11 @@ class EvaluationData:
             return predictor.evaluate(reading, counts=counts)
 
     def analyse(self, predictor: Predictor, report: Path) -> base.Metrics:
-        """Write the report; return the metrics."""
+        """Write the report; return the metrics.
+
+        Raises:
+            ResourceError: it cannot be written; the message has the metrics, which took the time.
+        """
         with self.opened(predictor) as (reading, counts):
             analysis = analyse(predictor.task_model, reading.examples, counts=counts)
         facts = model_facts(self.folder, predictor.task_model.labels)
@@ -436,7 +440,12 @@ class EvaluationData:
             predictor.task_model, analysis, self.folder, self.name, facts,
             precision=predictor.precision,
         )  # fmt: skip
-        write_html(page, report)
+        try:
+            write_html(page, report)
+        except ResourceError as error:
+            scores = ", ".join(f"{name} {x:.4f}" for name, x in analysis.metrics.items())
+            message = f"{error.what}; the scores are {scores}"
+            raise ResourceError(message, where=error.where, fix=error.fix) from error
         return analysis.metrics
 
     def evaluate(
