@@ -5,6 +5,8 @@ import inspect
 import itertools
 import math
 import re
+import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,3 +187,15 @@ def test_columns_are_named_as_the_advice_says(place):
 def test_a_wrong_argument_is_one_message(call, message):
     with pytest.raises(BothwaysError, match=message):
         call()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python forgets overloads")
+@pytest.mark.parametrize("function", [bothways.predict, bothways.finetune])
+def test_overloads_have_the_parameters_of_their_function(function):
+    parameters = inspect.signature(function).parameters
+    overloads = typing.get_overloads(inspect.unwrap(function))
+    assert len(overloads) == 2
+    for name, overloaded in (i for o in overloads for i in inspect.signature(o).parameters.items()):
+        if overloaded.kind is not inspect.Parameter.VAR_KEYWORD and name not in ("out", "folds"):
+            assert overloaded.annotation == parameters[name].annotation, name
+            assert overloaded.default in (parameters[name].default, ...), name

@@ -113,7 +113,7 @@ def test_the_first_signal_is_noted_and_a_further_ctrl_c_ends_the_program(first, 
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(first) is before
-    message = f"{first.name}: the run saves after this step and ends; with resume=True it continues"
+    message = f"{first.name}: the run saves after this step and ends. To continue, repeat the same"
     assert message in capfd.readouterr().err
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _OUT_OF_MEMORY = (
     "out of {}memory\n  In training, halve microbatch_tokens, then set training.recompute=true, "
-    "and continue with --resume: checkpoints are complete. For predictions, use {}."
+    "and continue with --resume: checkpoints are complete. For predictions, {}."
 )
 _OF_A_DISK = {errno.ENOSPC, errno.EIO, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """Errors of the disk, not of the program: no room, none for this user, a defect, no writing."""
@@ -299,13 +299,13 @@ def _run() -> None:
 def _out_of_memory(error: Exception) -> str:
     """Return the message for an error that means too little memory; "" for any other.
 
-    torch's are recognized by their names, since importing torch would slow every command. Of a
-    processor's memory it raises a RuntimeError like any other.
+    torch's error for a GPU is recognized by its name, since importing torch would slow every
+    command; its error for a processor is a RuntimeError with this text.
     """
     if type(error).__name__ == "OutOfMemoryError":
-        return _OUT_OF_MEMORY.format("GPU ", "--device cpu")
+        return _OUT_OF_MEMORY.format("GPU ", "use --device cpu")
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return _OUT_OF_MEMORY.format("", "a machine or a limit with more of it")
+        return _OUT_OF_MEMORY.format("", "end other programs, or raise the limit of this one")
     return ""
 
 

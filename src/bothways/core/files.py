@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -117,41 +116,42 @@ def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
 
     Raises:
         ConfigError: `target` is a URL, or "." or "..".
-        ResourceError: no space or no permission, or another process writes it at the same time;
-            `target` is as it was, or that process's.
+        ResourceError: no space or no permission, or another process is writing it; `target` is as
+            it was.
     """
+    from filelock import FileLock, Timeout
+
     require_local(target)
     if target.name in ("", ".."):  # a shell there would be left in a deleted folder
         message = "is the current folder, or one above it, and would be replaced"
         raise ConfigError(message, where=target, fix="Name a folder in it, or another one.")
     real, hidden = target.resolve(), hidden_folder(target)
-    mark, marked = hidden / f"{HIDDEN}by-{secrets.token_hex(8)}", False
     with errors.os_errors(target, fix):
-        recover_folder(real)
+        hidden.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(real.with_name(f"{HIDDEN}use-{real.name}"))
         try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            message = "is being written by another process"
+            advice = "Wait for it, or choose another folder."
+            raise ResourceError(message, where=target, fix=advice) from error
+        try:
+            recover_folder(real)
             shutil.rmtree(hidden, ignore_errors=True)
-            hidden.mkdir(parents=True)
-            mark.touch()
-            marked = True
+            hidden.mkdir()
             yield hidden
-            mark.unlink()  # fails if the folder has become another process's
-            marked = False
             for path in (*hidden.rglob("*"), hidden):
                 _flush(path)
             _rename_twice(hidden, real)
             _flush(real.parent)
-        except BaseException as error:
-            if not marked or mark.exists():
-                shutil.rmtree(hidden, ignore_errors=True)
-            elif isinstance(error, OSError | ResourceError):
-                message = "is written by another process at the same time"
-                advice = "Wait for it, or choose another folder."
-                raise ResourceError(message, where=target, fix=advice) from error
-            if isinstance(error, ResourceError) and error.where is not None:
-                inner = Path(error.where)
-                if inner.is_relative_to(hidden):
-                    error.where = target / inner.relative_to(hidden)
+        except ResourceError as error:
+            if error.where is not None and Path(error.where).is_relative_to(hidden):
+                error.where = target / Path(error.where).relative_to(hidden)
             raise
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+            Path(lock.lock_file).unlink(missing_ok=True)  # while it is held, as `lock_folder` does
+            lock.release()
 
 
 def hidden_folder(path: Path) -> Path:

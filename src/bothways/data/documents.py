@@ -160,7 +160,10 @@ def have_columns(inputs: Sequence[str]) -> bool:
 
 
 def unwrap(text: str) -> str:
-    """Join the lines of a hard-wrapped text; other line ends stay, and all in Chinese."""
+    """Join the lines of a hard-wrapped text; other line ends stay.
+
+    Small and capital letters tell them apart: in scripts without both, such as Chinese, all stay.
+    """
 
     def join(line_end: re.Match[str]) -> str:
         """Return a space for a line end inside a sentence."""

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -340,28 +340,23 @@ def _read_state(
     return state
 
 
-def _require_own(model: object, tokenizer: object, labels: object) -> None:
-    """Raise ConfigError for a model, a tokenizer or labels that are not of the types here."""
-    message = fix = ""
+def _require_own(model: object, tokenizer: object) -> None:
+    """Raise ConfigError for a model or a tokenizer of another library."""
     if not isinstance(model, Model):
-        name, message = "model", f"must be a bothways.Model, not {type(model).__name__}"
+        message = f"must be a bothways.Model, not {type(model).__name__}"
         fix = "Save it with its own library: bothways.load_model opens the folder."
-    elif tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        name, message = "tokenizer", f"must be a bothways.Tokenizer, not {type(tokenizer).__name__}"
+        raise ConfigError(message, where="model", fix=fix)
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        message = f"must be a bothways.Tokenizer, not {type(tokenizer).__name__}"
         fix = "Open its folder: bothways.Tokenizer.load(FOLDER)."
-    elif isinstance(labels, str) or not isinstance(labels, Iterable):
-        name, message = "labels", f"must be a list of names, not {labels!r}"
-    if message:
-        raise ConfigError(message, where=name, fix=fix or None)
+        raise ConfigError(message, where="tokenizer", fix=fix)
 
 
-class _Description(NamedTuple):
-    """The description of a model in its folder, next to the weights."""
-
-    tokenizer: Tokenizer | None
-    labels: list[str]
-    problem: hf_config.Problem | None
-    extra: dict[str, Any]
+def _label_names(labels: object) -> list[str]:
+    """Return labels as texts; ConfigError for a single text, or for no list at all."""
+    if isinstance(labels, str) or not isinstance(labels, Iterable):
+        raise ConfigError(f"must be a list of names, not {labels!r}", where="labels")
+    return [str(label) for label in labels]
 
 
 @checked
@@ -416,13 +411,10 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         'good'
     """
     path = local_path(folder)
-    _require_own(model, tokenizer, labels)
-    names = [str(label) for label in labels]
+    _require_own(model, tokenizer)
+    names = _label_names(labels)
     if isinstance(model, PretrainedModel):
-        described = model.description()
-        names, problem = names or described.labels, problem or described.problem
-        tokenizer = tokenizer or described.tokenizer
-        extra = described.extra if extra is None else extra
+        tokenizer, names, problem, extra = model._completed(tokenizer, names, problem, extra)
     config = hf_config.write_hf_config(model, tokenizer, names, problem, path)
     architecture = config.architecture
     assert architecture is not None
@@ -690,22 +682,26 @@ class PretrainedModel(Model):
         save_model(folder, self, self.tokenizer)
         return local_path(folder)
 
-    def description(self) -> _Description:
-        """Return the description to save with the weights: the folder's, where it is still true."""
-        loaded, fresh = self._loaded, bool(self.report.fresh)
-        folder = loaded.tokenizer_folder or loaded.folder
-        has_tokenizer = any((folder / name).is_file() for name in FILES)
+    def _completed(
+        self,
+        tokenizer: Tokenizer | None,
+        labels: list[str],
+        problem: hf_config.Problem | None,
+        extra: Mapping[str, Any] | None,
+    ) -> tuple[Tokenizer | None, list[str], hf_config.Problem | None, Mapping[str, Any] | None]:
+        """Return these arguments of `save_model`, with what is not given as the folder has it.
+
+        A fresh head has another purpose than the folder's.
+        """
+        loaded, is_fresh = self._loaded, bool(self.report.fresh)
         if (loaded.folder / MODULES).is_file():
-            message = (
-                "pooling and other modules of sentence-transformers are not saved with a model; "
-            )
-            message += "save_sentence_encoder of bothways.tasks.sentence_embedding.task saves them"
-            logger.warning("%s: %s", loaded.folder, message)
-        record = {} if fresh else {k: v for k, v in loaded.extra.items() if k in _STILL_TRUE}
-        _require_own(self, None, self.labels)
-        return _Description(
-            self.tokenizer if has_tokenizer else None,
-            [str(label) for label in self.labels],
-            None if fresh else loaded.problem,
-            record,
-        )
+            message = "pooling and other modules of sentence-transformers are not saved with a "
+            message += "model; save_sentence_encoder of bothways.tasks.sentence_embedding.task "
+            logger.warning("%s: %s", loaded.folder, message + "saves them")
+        folder = loaded.tokenizer_folder or loaded.folder
+        if tokenizer is None and any((folder / name).is_file() for name in FILES):
+            tokenizer = self.tokenizer
+        if extra is None and not is_fresh:
+            extra = {name: loaded.extra[name] for name in _STILL_TRUE if name in loaded.extra}
+        problem = problem or (None if is_fresh else loaded.problem)
+        return tokenizer, labels or _label_names(self.labels), problem, extra

@@ -111,7 +111,7 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     _recover(folder)
     if folder.is_dir():
         require_utf8(folder)
-        _require_targets(folder)
+        _require_targets(folder, (*files, *PICKLE_FILES))
         return folder / _inner(folder)
     if folder.exists():
         raise FolderError("is a file, not a model folder", where=name, fix=_FIX)
@@ -135,16 +135,15 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     return snapshot
 
 
-def _require_targets(folder: Path) -> None:
-    """Raise FolderError for a link to a file that does not exist: it would count as no file.
+def _require_targets(folder: Path, files: Sequence[str]) -> None:
+    """Raise FolderError for one of these files that is a link to nothing: it would count as none.
 
     Example: a snapshot of the Hub's cache, which was copied without the files it links to.
     """
     with read_errors(folder):
-        files = sorted(folder.iterdir())
-    for file in files:
-        linked = file.suffix in (".json", ".txt", ".model", ".safetensors") and file.is_symlink()
-        if linked and not file.exists():
+        dangling = sorted(x for x in folder.iterdir() if x.is_symlink() and not x.exists())
+    for file in dangling:
+        if any(map(file.match, files)):
             message = f"is a link to {os.readlink(file)}, which does not exist"
             fix = "Copy the folder again with the files that it links to, as cp -rL does."
             raise FolderError(message, where=file, fix=fix)

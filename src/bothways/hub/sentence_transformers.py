@@ -68,14 +68,13 @@ _ARGUMENTS = (
     "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args",
     "config_kwargs",
 )  # fmt: skip
-_NEUTRAL = frozenset(
-    """
-    trust_remote_code torch_dtype dtype attn_implementation add_pooling_layer unpad_inputs
-    use_memory_efficient_attention use_safetensors safe_serialization low_cpu_mem_usage device_map
-    padding padding_side pad_to_multiple_of use_fast use_cache
-    cache_dir revision code_revision token local_files_only force_download proxies
-    """.split()  # noqa: SIM905
-)
+_NEUTRAL = (
+    "trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "add_pooling_layer",
+    "unpad_inputs", "use_memory_efficient_attention", "use_safetensors", "safe_serialization",
+    "low_cpu_mem_usage", "device_map", "padding", "padding_side", "pad_to_multiple_of", "use_fast",
+    "use_cache", "cache_dir", "revision", "code_revision", "token", "local_files_only",
+    "force_download", "proxies",
+)  # fmt: skip
 """Arguments of transformers and its tokenizers that change no more than the rounding: how weights
 are held, batches are filled up, and files are found."""
 SIMILARITY = "similarity_fn_name"

@@ -115,24 +115,23 @@ def _load_start(
     source = settings.start if role == "model" else folder
     _require_vocabulary_of(folder, source, corpus)
     encoder, heads = spec
-    by_layers = role == "model" and settings.start_layers is not None
+    start_layers = settings.start_layers if role == "model" else None
     config = read_hf_config(folder).encoder
     readout = dataclasses.replace(config.readout, shifted=encoder.readout.shifted)
-    same_rates = config.with_dropout_of(encoder)
-    larger = not by_layers and dataclasses.replace(same_rates, readout=readout) != encoder
-    if larger and role == "model":
+    same_shape = dataclasses.replace(config.with_dropout_of(encoder), readout=readout) == encoder
+    if start_layers is None and not same_shape:
+        if role != "model":
+            message = f"is not that of {source}: only its dropout may differ"
+            fix = "Give it the shape of that folder, or rename the folder to start with a new "
+            raise ConfigError(message, where=f"objective.{role}", fix=f"{fix}{role}.")
         _require_growth(config, encoder)
-    elif larger:
-        message = f"is not that of {source}: only its dropout may differ"
-        fix = f"Give it the shape of that folder, or rename the folder to start with a new {role}."
-        raise ConfigError(message, where=f"objective.{role}", fix=fix)
     model = load_model(folder, heads, settings.fresh if role == "model" else ()).model
-    if by_layers:
-        return with_layers(model, encoder, settings.start_layers or ())
+    if start_layers is not None:
+        return with_layers(model, encoder, start_layers)
+    if not same_shape:
+        return grow(model, encoder)
     if model.config == encoder:
         return model
-    if larger:
-        return grow(model, encoder)
     changed = Model(encoder, model.specification)
     changed.load_state_dict(model.state_dict())
     changed.kept = model.kept
@@ -430,14 +429,13 @@ GROWING = ("depth", "width", "heads", "intermediate_size")
 
 
 def _require_growth(model: EncoderConfig, encoder: EncoderConfig) -> None:
-    """Raise ConfigError if `encoder` is not a larger shape of `model`, with the settings' names."""
+    """Raise ConfigError for settings in which `encoder` is not a larger shape of `model`."""
     names = [name for name in GROWING if getattr(encoder, name) < getattr(model, name)]
     if model.width // model.heads != encoder.width // encoder.heads:
         names.append("heads")
     sizes = {name: getattr(model, name) for name in GROWING}
     names += layer_differences(model, dataclasses.replace(encoder, **sizes))
-    if model.sharing is not None:
-        names.append("sharing")
+    names += ["sharing"] if model.sharing is not None else []
     if names:
         listed = ", ".join(dict.fromkeys(names))
         message = f"is not a larger shape of the model that it starts from: {listed}"

@@ -103,10 +103,10 @@ class Column:
         A question may have more endings than those of training.
         """
         selected, pattern = self.chosen(columns, names), self.numbered
-        columns = _listed(selected.get(self.role))
-        if pattern is None or not all(map(pattern.fullmatch, columns)):
+        numbered = _listed(selected.get(self.role))
+        if pattern is None or not all(map(pattern.fullmatch, numbered)):
             return selected
-        return {} if any(map(pattern.fullmatch, {*names} - {*columns})) else selected
+        return {} if any(map(pattern.fullmatch, {*names} - {*numbered})) else selected
 
     def is_clear(self, free: Many[str]) -> bool:
         """Return True if one column has a common name, or several have numbered ones."""

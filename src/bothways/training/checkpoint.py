@@ -514,8 +514,8 @@ def catch_signals() -> Iterator[list[signal.Signals]]:
         received.append(signal.Signals(number))
         # Not through sys.stderr: the signal may have come in the middle of a write to it.
         with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader of the output, too
-            message = "the run saves after this step and ends; with "
-            message += f"{errors.argument(resume=True)} it continues. Ctrl-C ends it at once."
+            message = f"the run saves after this step and ends. To continue, {errors.AGAIN}. "
+            message += "Ctrl-C ends it at once."
             os.write(2, errors.render(f"\n{received[0].name}: {message}\n").encode())
 
     handlers = dict[signal.Signals, Any]()
