@@ -12,7 +12,7 @@ from bothways.core.batch import Batch, LabelTargets, Layout, TokenTargets
 from bothways.core.runtime.tuning import TUNING
 from bothways.model import block
 from bothways.model.attention import dispatch as kernels
-from bothways.model.attention.dispatch import AttentionCall, Compiled, Packed, choose
+from bothways.model.attention.dispatch import AttentionCall, choose
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead, token_head
 from bothways.model.model import Encoder, Model
@@ -117,7 +117,7 @@ def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(length, monke
     ids = torch.randint(4, 100, (layout.tokens,))
     batch, held = Batch(ids, torch.zeros_like(ids), layout), {}
     call = AttentionCall(ids.device, torch.float32, 16, length, dropout=0.1, learning=True)
-    room = 4 if choose(call) == Compiled() else 6
+    room = 4 if choose(call) == "compiled" else 6
     for recompute, blocks in ((False, 12), (True, 1)):
         model.encoder.recompute = recompute
         held[recompute] = kept_bytes(model, batch) / 4 / layout.tokens
@@ -175,7 +175,7 @@ def test_an_encoder_of_any_family(config):
 @pytest.mark.parametrize("name", ["no dropout", "window", "modernbert-large"])
 def test_an_encoder_that_reads_packed_sequences(name, monkeypatch):
     pytest.importorskip("torch.nn.attention.varlen")  # of newer releases of torch
-    monkeypatch.setattr(kernels, "choose", lambda _: Packed())
+    monkeypatch.setattr(kernels, "choose", lambda _: "packed")
     config = replace(SHAPES[name], dropout=Dropouts(0.0, 0.0))
     encoder = Model(config, ()).encoder.to(META, torch.bfloat16)
     encoder(batch_of().to(META)).last.sum().backward()

@@ -22,7 +22,7 @@ from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.runtime import devices
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
+from bothways.model.attention.dispatch import AttentionCall, choose
 from bothways.model.attention.patterns import Full
 from bothways.model.block import Block, GroupedProjection
 from bothways.model.config import EncoderConfig
@@ -196,7 +196,7 @@ class PreparedEncoder(Encoder):
             or keep_layers
             or batch.causal is not None
             or layout.tokens > self.max_tokens
-            or choose(self._attention(layout.max_seqlen)) != Compiled()
+            or choose(self._attention(layout.max_seqlen)) != "compiled"
         ):
             return super().forward(batch, keep_layers, only)
         x, table = self.embed(batch)

@@ -181,8 +181,8 @@ def kept_floats(
             rate = config.dropout.attention if learning else 0.0
             dtype, features = devices.resolve_precision(precision, device), h // config.heads
             shape = device, dtype, features, length, pattern, rate, learning
-            call = dispatch.AttentionCall(*shape, relative=relative)
-            compiled = dispatch.choose(call) == dispatch.Compiled()
+            compiled = dispatch.choose(dispatch.AttentionCall(*shape)) == "compiled"
+            compiled = compiled and not relative
         scores = config.heads * seen(pattern, length)
         if learning:
             # Inputs of norms, products and dropouts. Attention in rectangles also keeps

@@ -11,7 +11,6 @@ from attention_formulas import OnGpu, formula
 from bothways.core.batch import Batch, Layout
 from bothways.core.runtime import devices as hardware
 from bothways.model.attention import dispatch as kernels
-from bothways.model.attention.dispatch import Packed
 from bothways.model.attention.flash import PackedView, attend_fused, attend_packed
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Window
@@ -45,7 +44,7 @@ def documented(
 @pytest.fixture
 def stand_in(monkeypatch) -> None:
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", documented)
-    monkeypatch.setattr(kernels, "choose", lambda _: Packed())
+    monkeypatch.setattr(kernels, "choose", lambda _: "packed")
 
 
 PATTERNS = st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.integers(0, 12)))

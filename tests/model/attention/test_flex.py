@@ -13,7 +13,7 @@ from attention_formulas import sparse_formula
 from bothways.core.batch import Batch, Layout
 from bothways.core.runtime import devices as hardware
 from bothways.model.attention import dispatch as kernels, flex
-from bothways.model.attention.dispatch import AttentionCall
+from bothways.model.attention.dispatch import AttentionCall, Kernel, choose
 from bothways.model.attention.flex import FlexWindow
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Window
@@ -32,12 +32,13 @@ def chosen() -> Iterator[list[bool]]:
     """FlexAttention wherever a window has global tokens; for each layer, whether it had."""
     found: list[bool] = []
 
-    def flexible(call: AttentionCall) -> bool:
-        found.append(call.global_tokens)
-        return found[-1]
+    def flexible(call: AttentionCall) -> Kernel:
+        if not call.rectangle:
+            found.append(call.global_tokens)
+        return "flexible" if call.global_tokens else choose(call)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_is_flexible", flexible)
+        patch.setattr(kernels, "choose", flexible)
         yield found
 
 

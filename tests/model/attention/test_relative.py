@@ -15,7 +15,6 @@ from bothways.core.batch import EQUAL, LOOSE, Batch, Layout, RectanglePolicy
 from bothways.core.config.reader import load, read, to_dict
 from bothways.core.errors import ConfigError
 from bothways.model.attention import relative as disentangled
-from bothways.model.attention.dispatch import Padded
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Pattern, Window
 from bothways.model.attention.probabilities import attention_probabilities
@@ -138,7 +137,7 @@ def test_output_and_gradient_equal_the_formula(kernel, lengths, seed, cut, numbe
     ]
     single = [tensor.detach().float().requires_grad_() for tensor in exact]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disentangled, "choose", lambda _: Padded(kernel))
+        patch.setattr(disentangled, "padded_kernel", lambda _: kernel)
         packed = Layout.of(lengths, cut)
         distances = distances_of(position, packed)
         terms = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -47,7 +47,6 @@ class AttentionCall:
         learning: whether there will be gradients.
         global_tokens: whether the batch names global tokens that the pattern attends to.
         global_qkv: whether these have queries, keys and values of their own.
-        relative: whether scores of relative positions are added.
         rectangle: whether the call is for one rectangle of a batch, not for all of it.
         causal: whether some sequences are read from left to right, whatever the pattern.
     """
@@ -61,44 +60,20 @@ class AttentionCall:
     learning: bool = False
     global_tokens: bool = False
     global_qkv: bool = False
-    relative: bool = False
     rectangle: bool = False
     causal: bool = False
 
 
-@dataclass(frozen=True)
-class Packed:
-    """FlashAttention over packed sequences on a GPU: no rectangles, no padding."""
+Kernel = Literal["packed", "flexible", "compiled", "gathered", "blocked"] | reference.PaddedKernel
+"""What computes a call, of a whole batch or, from "blocked" on, of one rectangle of it.
 
-
-@dataclass(frozen=True)
-class Flexible:
-    """FlexAttention over packed sequences: a window with global tokens on a GPU."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The library's compiled CPU kernel over packed sequences."""
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Matrix products over rectangles, with a backward pass of its own for all of a batch."""
-
-
-@dataclass(frozen=True)
-class Blocked:
-    """Block-sparse attention in a rectangle, in time linear in the length."""
-
-
-@dataclass(frozen=True)
-class Padded:
-    """Full attention with a mask in a rectangle."""
-
-    kernel: reference.PaddedKernel
-
-
-Kernel = Packed | Flexible | Compiled | Gathered | Blocked | Padded
+- packed: FlashAttention over packed sequences on a GPU; no rectangles, no padding.
+- flexible: FlexAttention over packed sequences; a window with global tokens on a GPU.
+- compiled: the library's compiled CPU kernel over packed sequences.
+- gathered: matrix products over rectangles, with a backward pass of its own for all of a batch.
+- blocked: block-sparse attention in a rectangle, in time linear in the length.
+- fused, products, in_place: full attention with a mask in a rectangle (`PaddedKernel`).
+"""
 
 
 def choose(call: AttentionCall) -> Kernel:
@@ -106,26 +81,23 @@ def choose(call: AttentionCall) -> Kernel:
 
     | # | device | dtype | pattern | dropout | learning | length | kernel |
     |---|---|---|---|---|---|---|---|
-    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | any | any | any | Packed |
-    | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | Flexible |
-    | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
-    | 4 | the same | fp32 | all see all | > 0 | any | any | Compiled |
-    | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | Compiled |
-    | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | Compiled |
-    | 7 | the same without AMX | bf16 | all see all | 0 | no | ≤ `compiled` | Compiled |
-    | 8 | CPU | any | not as rows 10, 11 | any | yes | `padded_kernel`: products | Gathered |
-    | 9 | any | any | any | any | any | any, with `relative` | Padded |
-    | 10 | any | any | window | any | any | > 2 · radius + `masked_window` | Blocked |
-    | 11 | any | any | blocks | any | any | > `pattern.dense` | Blocked |
-    | 12 | any | any | any | any | any | any | Padded |
+    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | any | any | any | packed |
+    | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | flexible |
+    | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | compiled |
+    | 4 | the same | fp32 | all see all | > 0 | any | any | compiled |
+    | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | compiled |
+    | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | compiled |
+    | 7 | the same without AMX | bf16 | all see all | 0 | no | ≤ `compiled` | compiled |
+    | 8 | CPU | any | not as rows 9, 10 | any | yes | `padded_kernel`: products | gathered |
+    | 9 | any | any | window | any | any | > 2 · radius + `masked_window` | blocked |
+    | 10 | any | any | blocks | any | any | > `pattern.dense` | blocked |
+    | 11 | any | any | any | any | any | any | `padded_kernel` |
 
-    Rows 1 to 8 are for whole batches without `relative`: a rectangle and a call with `relative`
-    begin at row 9. A call with `causal` needs a mask: rows 1 to 7, 10 and 11 do not fit it. Row 1
-    needs a batch without global tokens. Row 2 needs heads of 16, 32, … features. Rows 3 to 8 need a
-    call without `global_qkv`, row 8 one without global tokens.
+    Rows 1 to 8 are for whole batches: a rectangle begins at row 9. A call with `causal` needs a
+    mask: rows 1 to 7, 9 and 10 do not fit it. Row 1 needs a batch without global tokens. Row 2
+    needs heads of 16, 32, … features. Rows 3 to 8 need a call without `global_qkv`, row 8 one
+    without global tokens.
     """
-    if call.relative:
-        return Padded(padded_kernel(replace(call, learning=True)))
     # A rectangle has left the packed form: kernels for whole batches are out of the question.
     if not call.rectangle and not call.causal:
         # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
@@ -133,21 +105,17 @@ def choose(call: AttentionCall) -> Kernel:
         plain = not (isinstance(call.pattern, Blocks) or call.global_tokens or call.global_qkv)
         small = call.head_size <= 256
         if plain and half and small and has_varlen(call.device):
-            return Packed()
-        if _is_flexible(call):
-            return Flexible()
+            return "packed"
+        aligned = call.head_size % 16 == 0
+        if call.global_tokens and call.dropout == 0 and aligned and has_flex(call.device):
+            return "flexible"
         if _is_compiled(call):
-            return Compiled()
+            return "compiled"
     if not call.causal and _is_sparse(call):
-        return Blocked()
+        return "blocked"
     kernel = padded_kernel(call)
     dense = not (call.rectangle or call.global_tokens or call.global_qkv)
-    return Gathered() if dense and call.learning and kernel == "products" else Padded(kernel)
-
-
-def _is_flexible(call: AttentionCall) -> bool:
-    sized = call.head_size % 16 == 0
-    return call.global_tokens and call.dropout == 0 and sized and has_flex(call.device)
+    return "gathered" if dense and call.learning and kernel == "products" else kernel
 
 
 def _is_compiled(call: AttentionCall) -> bool:
@@ -208,7 +176,7 @@ def packed_view(view: AttentionView, x: Tensor, head_size: int) -> PackedView | 
         x.device, dtype, head_size, view.layout.max_seqlen, view.pattern,
         global_tokens=view.has_global_tokens, causal=view.causal is not None,
     )  # fmt: skip
-    return PackedView.of(view) if choose(call) == Packed() else None
+    return PackedView.of(view) if choose(call) == "packed" else None
 
 
 def attend(
@@ -236,16 +204,16 @@ def attend(
     )  # fmt: skip
     match choose(call):
         # The whole batch at once …
-        case Packed():
+        case "packed":
             return attend_packed(qkv, PackedView.of(view), rate)
-        case Flexible():
+        case "flexible":
             return view.flexible(qkv, global_qkv)
-        case Compiled():
+        case "compiled":
             return packed_attention(qkv, view.layout, rate)
-        case Gathered():
+        case "gathered":
             return attend_gathered(qkv, view.parts, rate)
         # … or rectangle by rectangle, each with its own choice.
-        case Blocked() | Padded():
+        case _:
             outputs = [_attend_part(qkv, global_qkv, segment, call) for segment in view.parts]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -258,7 +226,7 @@ def _attend_part(
     q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
     call = replace(batch, max_seqlen=rectangle.longest, rectangle=True)
     match choose(call):
-        case Blocked():
+        case "blocked":
             if isinstance(segment.pattern, Blocks):
                 rate = 0.0  # BigBird's code drops no probability here
             sparse = segment.block_mask
@@ -267,7 +235,7 @@ def _attend_part(
             outputs = reference.attend_in_blocks(
                 q, k, v, sparse, segment.global_tokens, rate, padded_kernel(sparse_call)
             )
-        case Padded(kernel):
+        case "fused" | "products" | "in_place" as kernel:
             outputs = reference.attend_padded(q, k, v, segment.mask, rate, kernel)
         case other:
             raise AssertionError(f"{other} is for a whole batch")

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bothways.model.attention.dispatch import AttentionCall, Padded, choose
+from bothways.model.attention.dispatch import AttentionCall, padded_kernel
 from bothways.model.attention.flash import attend_fused
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.reference import PaddedKernel
@@ -59,15 +59,14 @@ def attend_relative(
         q, k, v = segment.rectangle.pad(qkv).permute(
             2, 0, 3, 1, 4
         )  # each (rows, heads, longest, d)
+        # Queries are scaled below, so no kernel scales in place: the choice is that of training.
         call = AttentionCall(
-            qkv.device, qkv.dtype, qkv.shape[-1], segment.rectangle.longest, view.pattern, rate,
-            relative=True, rectangle=True,
+            qkv.device, qkv.dtype, qkv.shape[-1], segment.rectangle.longest, dropout=rate,
+            learning=True,
         )  # fmt: skip
-        kernel = choose(call)
-        assert isinstance(kernel, Padded)
         q = (q * scale).contiguous()
         bias = position_scores(q, k, terms, rows, scale)
-        result = _attend_padded(q, k, v, bias, segment.mask, rate, kernel.kernel)
+        result = _attend_padded(q, k, v, bias, segment.mask, rate, padded_kernel(call))
         outputs.append(segment.rectangle.unpad(result.transpose(1, 2)))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
