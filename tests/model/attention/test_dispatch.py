@@ -11,7 +11,7 @@ from attention_formulas import HEADS, SIZE, formula
 from bothways.core.batch import EQUAL, LOOSE, Layout, RectanglePolicy
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import AttentionCall, attend, choose, padded_kernel
-from bothways.model.attention.mask import AttentionView, RotaryTables, attention_mask
+from bothways.model.attention.mask import AttentionPart, AttentionView, RotaryTables
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.kernels import library
 from bothways.model.kernels.library import Feature
@@ -161,11 +161,11 @@ def test_an_empty_set_of_global_tokens_is_none():
 
 def test_full_attention_needs_no_mask_where_nothing_is_padded():
     equal, mixed = Layout.of([5, 5]).rectangles[0], Layout.of([5, 4]).rectangles[0]
-    assert attention_mask(Full(), equal, CPU) is None
-    assert attention_mask(Window(4), equal, CPU) is None  # as far as the sequence reaches
-    assert attention_mask(Window(3), equal, CPU).shape == (1, 1, 5, 5)
-    assert attention_mask(Full(), mixed, CPU).shape == (2, 1, 1, 5)
-    assert attention_mask(Causal(), mixed, CPU).shape == (2, 1, 5, 5)
+    assert AttentionPart(equal, Full(), CPU).mask is None
+    assert AttentionPart(equal, Window(4), CPU).mask is None  # as far as the sequence reaches
+    assert AttentionPart(equal, Window(3), CPU).mask.shape == (1, 1, 5, 5)
+    assert AttentionPart(mixed, Full(), CPU).mask.shape == (2, 1, 1, 5)
+    assert AttentionPart(mixed, Causal(), CPU).mask.shape == (2, 1, 5, 5)
 
 
 @pytest.mark.parametrize("base", [10.0, 10_000.0])

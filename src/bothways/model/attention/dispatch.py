@@ -253,7 +253,7 @@ def _attend_part(
 def attend_gathered(
     qkv: Float[Tensor, "tokens 3 heads d"], segments: Sequence[AttentionPart], rate: float
 ) -> Float[Tensor, "tokens heads d"]:
-    """Compute `dispatch.attend` for the calls that are `Gathered`; differentiable once."""
+    """Compute `dispatch.attend` for the calls that are "gathered"; differentiable once."""
     result: Tensor = _Attention.apply(qkv, segments, rate)  # type: ignore[no-untyped-call]
     return result
 

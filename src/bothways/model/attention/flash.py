@@ -65,7 +65,7 @@ class PackedView(NamedTuple):
 def attend_packed(
     qkv: Float[Tensor, "tokens 3 heads d"], view: PackedView, rate: float = 0.0
 ) -> Float[Tensor, "tokens heads d"]:
-    """Compute `dispatch.attend` for the calls that are `Packed`, but for the rotation."""
+    """Compute `dispatch.attend` for the calls that are "packed", but for the rotation."""
     q, k, v = qkv.unbind(1)
     window_left, window_right = view.window
     # torch's `varlen_attn` is this operator without dropout.

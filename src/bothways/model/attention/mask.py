@@ -116,11 +116,43 @@ class AttentionPart:
     def mask(self) -> Bool[Tensor, "rows 1 queries longest"] | None:
         """True where a query attends to a key; None if every query attends to every key.
 
-        Rows and queries have length 1 where all are the same.
+        Rows and queries have length 1 where all are the same. Padding is attended to by padding
+        alone. Example, a window of radius 1 over the lengths 3 and 2:
+
+            1 1 0     1 1 0
+            1 1 1     1 1 0
+            0 1 1     1 1 1   ← padding, see below
         """
-        return attention_mask(
-            self.pattern, self.rectangle, self.device, self.global_tokens, self.causal
-        )
+        rectangle, causal = self.rectangle, self.causal
+        # (rows, 1, 1, longest)
+        keys = None if rectangle.keep is None else rectangle.keep[:, None, None, :]
+        position = torch.arange(rectangle.longest, device=self.device)
+        if causal is not None:
+            # In these rows no query attends to a later key: (rows, 1, queries, keys).
+            before = (position[:, None] >= position) | ~causal[:, None, None, None]
+            keys = before if keys is None else keys & before
+        match self.pattern:
+            case Full() | Blocks():  # longer sequences with blocks have a `block_mask`
+                return keys
+            case _ if sees_all(self.pattern, rectangle.longest):
+                return keys
+            # For all rows alike: (1, 1, queries, keys).
+            case Window(radius):
+                near = ((position[:, None] - position).abs() <= radius)[None, None]
+            case Causal():
+                near = (position[:, None] >= position)[None, None]
+            case _:
+                assert_never(self.pattern)
+        if self.global_tokens is not None:
+            slots, exists = self.global_tokens.slots, self.global_tokens.exists
+            selected = position.new_zeros(rectangle.rows, rectangle.longest, dtype=torch.bool)
+            # All queries of a row attend to its global tokens: (rows, 1, 1, longest).
+            near = near | selected.scatter(1, slots, exists)[:, None, None]
+        if rectangle.keep is None or keys is None:
+            return near if keys is None else near & keys
+        # A padding query attends to everything: the softmax of an empty row is NaN and would spoil
+        # the gradients of real keys.
+        return (near & keys) | ~rectangle.keep[:, None, :, None]
 
     @functools.cached_property
     def block_mask(self) -> block_sparse.BlockSparseMask:
@@ -202,52 +234,6 @@ class AttentionView:
                 return block_sparse.first_and_last(rectangle, size, self.layout.positions.device)
             case _:
                 return None
-
-
-def attention_mask(
-    pattern: Pattern,
-    rectangle: Rectangle,
-    device: torch.device,
-    global_tokens: block_sparse.GlobalTokens | None = None,
-    causal: Bool[Tensor, " rows"] | None = None,
-) -> Bool[Tensor, "rows 1 queries longest"] | None:
-    """Return the keys that the queries of a rectangle attend to; None if all.
-
-    Padding is attended to by padding alone. Example, a window of radius 1 over the lengths 3 and 2:
-
-        1 1 0     1 1 0
-        1 1 1     1 1 0
-        0 1 1     1 1 1   ← padding, see below
-    """
-    keys = (
-        None if rectangle.keep is None else rectangle.keep[:, None, None, :]
-    )  # (rows, 1, 1, longest)
-    position = torch.arange(rectangle.longest, device=device)
-    if causal is not None:
-        # In these rows no query attends to a later key: (rows, 1, queries, keys).
-        before = (position[:, None] >= position) | ~causal[:, None, None, None]
-        keys = before if keys is None else keys & before
-    match pattern:
-        case Full() | Blocks():  # longer sequences with blocks have a `block_mask`
-            return keys
-        case _ if sees_all(pattern, rectangle.longest):
-            return keys
-        # For all rows alike: (1, 1, queries, keys).
-        case Window(radius):
-            near = ((position[:, None] - position).abs() <= radius)[None, None]
-        case Causal():
-            near = (position[:, None] >= position)[None, None]
-        case _:
-            assert_never(pattern)
-    if global_tokens is not None:
-        selected = torch.zeros(rectangle.rows, rectangle.longest, dtype=torch.bool, device=device)
-        # All queries of a row attend to its global tokens: (rows, 1, 1, longest).
-        near = near | selected.scatter(1, global_tokens.slots, global_tokens.exists)[:, None, None]
-    if rectangle.keep is None or keys is None:
-        return near if keys is None else near & keys
-    # A padding query attends to everything: the softmax of an empty row is NaN and would spoil the
-    # gradients of real keys.
-    return (near & keys) | ~rectangle.keep[:, None, :, None]
 
 
 @dataclass(frozen=True)
