@@ -313,7 +313,7 @@ def write_hf_config(
     dropouts, record = dict[str, Any](), dict[str, Any]()
     own_dropout: float | None = getattr(head, "dropout", None)
     if head is not None and not (own_dropout is None and default is None):
-        rate = model.config.head_dropout if own_dropout is None else own_dropout
+        rate = config.dropout.hidden if own_dropout is None else own_dropout
         dropouts, record = ({key: rate}, {}) if key else ({}, {DROPOUTS: {head.kind: rate}})
     raw = {
         **({} if architecture in family.classless else {"architectures": [architecture.name]}),

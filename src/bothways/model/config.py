@@ -405,11 +405,6 @@ class EncoderConfig:
         specific = rates.embedding if site in ("sum", "embedding") else None
         return rates.hidden if specific is None else specific
 
-    @property
-    def head_dropout(self) -> float:
-        """The rate in heads without one of their own."""
-        return self.dropout.hidden
-
     def with_dropout(self, rates: Dropouts, mlp: float) -> EncoderConfig:
         """Return this encoder with other dropout rates; `mlp` is that inside a gated layer."""
         gated = replace(self.mlp, dropout=mlp) if isinstance(self.mlp, Gated) else self.mlp

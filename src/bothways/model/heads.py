@@ -174,7 +174,7 @@ class DeepOutput(nn.Module):
     def __init__(self, config: EncoderConfig, outputs: int) -> None:
         super().__init__()
         self.activation = config.activation
-        self.first, self.dropout = Dropout(config.head_dropout), Dropout(config.head_dropout)
+        self.first, self.dropout = Dropout(config.dropout.hidden), Dropout(config.dropout.hidden)
         self.up = nn.Linear(config.width, config.intermediate_size)
         self.down = nn.Linear(config.intermediate_size, config.width)
         self.norm = layer_norm(config)
@@ -265,6 +265,10 @@ class HeadValue:
 
     reads_batch: ClassVar[bool] = True
     """Whether `Model.outputs` computes it; one that reads more is called by its task model."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, f"heads.{self.kind}", count=self.label_count)
+        require_range("[0, 1)", f"heads.{self.kind}", dropout=getattr(self, "dropout", None))
 
     @property
     def outputs(self) -> int | None:
@@ -365,9 +369,6 @@ class LabelHead(_PooledValue):
     title: ClassVar[str] = "label head"
     suffix: ClassVar[str | None] = "ForSequenceClassification"
 
-    def __post_init__(self) -> None:
-        _check_outputs(self.kind, self.count, self.dropout)
-
     def _source(self, config: EncoderConfig) -> Source | None:
         return config.readout.labels
 
@@ -388,9 +389,6 @@ class TagHead(HeadValue):
     kind: Literal["tags"] = "tags"
     title: ClassVar[str] = "tag head"
     suffix: ClassVar[str | None] = "ForTokenClassification"
-
-    def __post_init__(self) -> None:
-        _check_outputs(self.kind, self.count, self.dropout)
 
     def build(self, config: EncoderConfig) -> nn.Module:
         return _output(config, config.readout.tokens, self.count, self.dropout)
@@ -424,9 +422,6 @@ class ChoiceHead(_PooledValue):
     title: ClassVar[str] = "choice head"
     fixed_outputs: ClassVar[int | None] = 1
     suffix: ClassVar[str | None] = "ForMultipleChoice"
-
-    def __post_init__(self) -> None:
-        _check_outputs(self.kind, 1, self.dropout)
 
     def _source(self, config: EncoderConfig) -> Source | None:
         return config.readout.choice
@@ -502,14 +497,9 @@ def with_pooler(config: EncoderConfig, heads: Iterable[Head]) -> tuple[Head, ...
 def _output(
     config: EncoderConfig, source: Source | None, outputs: int, dropout: float | None
 ) -> nn.Module:
-    rate = config.head_dropout if dropout is None else dropout
+    rate = config.dropout.hidden if dropout is None else dropout
     if isinstance(source, Own):
         return OwnOutput(config, source, outputs, rate)
     if isinstance(source, FromVector):
         return VectorOutput(config, source, outputs)
     return LinearOutput(config, outputs, rate)
-
-
-def _check_outputs(kind: str, count: int, dropout: float | None) -> None:
-    require_at_least(1, f"heads.{kind}", count=count)
-    require_range("[0, 1)", f"heads.{kind}", dropout=dropout)
