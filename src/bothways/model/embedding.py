@@ -12,7 +12,6 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, Layout
-from bothways.model import positions
 from bothways.model.attention.mask import Distances
 from bothways.model.block import activate
 from bothways.model.config import EncoderConfig
@@ -20,7 +19,15 @@ from bothways.model.init import layer_norm
 from bothways.model.kernels.dropout import Dropout
 from bothways.model.kernels.library import is_tracing
 from bothways.model.kernels.linear import on_round_rows
-from bothways.model.positions import Disentangled, Learned, Position, Rotary, Sinusoidal
+from bothways.model.positions import (
+    Convolution,
+    Disentangled,
+    DistanceBias,
+    Learned,
+    Position,
+    Rotary,
+    Sinusoidal,
+)
 
 
 class Embedding(nn.Module):
@@ -188,7 +195,7 @@ def sinusoids(
     return features[:, :width].float()
 
 
-def distances_of(position: positions.Position, layout: Layout) -> Distances | None:
+def distances_of(position: Position, layout: Layout) -> Distances | None:
     """Return the rows of the table that the sequences of a layout need; None without a table."""
     device = layout.positions.device
     distances = [
@@ -196,19 +203,19 @@ def distances_of(position: positions.Position, layout: Layout) -> Distances | No
         for rectangle in layout.rectangles
     ]
     match position:
-        case positions.Disentangled():
+        case Disentangled():
             # Rows of shorter sequences are in the middle of those of longer ones.
             rows = [row_of(position, values) for values in distances]
             start, stop = min(int(row[-1]) for row in rows), max(int(row[0]) for row in rows) + 1
             return Distances(start, stop, tuple((row - start).to(device) for row in rows))
-        case positions.Learned(bias=positions.DistanceBias() as bias):
+        case Learned(bias=DistanceBias() as bias):
             rows = [bucket_of(bias, values) for values in distances]
             return Distances(0, bias.buckets, tuple(row.to(device) for row in rows))
         case _:
             return None
 
 
-def bucket_of(bias: positions.DistanceBias, distances: Int[Tensor, " *n"]) -> Int[Tensor, " *n"]:
+def bucket_of(bias: DistanceBias, distances: Int[Tensor, " *n"]) -> Int[Tensor, " *n"]:
     """Return the bucket of each distance query − key.
 
     Example with 8 buckets and max_distance = 8: the distances 0 1 2 3 4 5 … have the buckets
@@ -224,68 +231,55 @@ def bucket_of(bias: positions.DistanceBias, distances: Int[Tensor, " *n"]) -> In
     return rows + half * (distances < 0)
 
 
-class ScoreBias(nn.Module):
-    """A number for each bucket of distances and each head, shared by all layers."""
+class RelativeTable(nn.Module):
+    """A row for each relative position, or each range of distances; shared by all layers.
 
-    def __init__(self, config: EncoderConfig, bias: positions.DistanceBias) -> None:
+    Args:
+        rows: rows of the table.
+        features: of a row: those of a vector, or a number for each head.
+        norm: follows the table.
+    """
+
+    def __init__(self, rows: int, features: int, norm: nn.Module) -> None:
         super().__init__()
-        self.table = nn.Embedding(bias.buckets, config.heads)
+        self.table = nn.Embedding(rows, features)
+        self.norm = norm
 
-    def forward(self, distances: Distances) -> Float[Tensor, "rows heads"]:
+    def forward(self, distances: Distances) -> Float[Tensor, "rows features"]:
         """Return the rows that the batch needs."""
-        return self.table.weight[distances.start : distances.stop]
+        result: Tensor = self.norm(self.table.weight[distances.start : distances.stop])
+        return result
 
 
-def build_relative(config: EncoderConfig) -> RelativePositions | ScoreBias | None:
+def build_relative(config: EncoderConfig) -> RelativeTable | None:
     """Return the module with the table of distances; None without one."""
     match config.position:
-        case positions.Disentangled() as position:
-            return RelativePositions(config, position)
-        case positions.Learned(bias=positions.DistanceBias() as bias):
-            return ScoreBias(config, bias)
+        case Disentangled() as position:
+            norm = layer_norm(config) if position.norm else nn.Identity()
+            return RelativeTable(2 * position.span, config.width, norm)
+        case Learned(bias=DistanceBias() as bias):
+            return RelativeTable(bias.buckets, config.heads, nn.Identity())
         case _:
             return None
 
 
-def row_of(position: positions.Disentangled, distances: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+def row_of(position: Disentangled, distances: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Return the row of the table for each distance query − key.
 
-    Distance 0 has the row `span`; distances beyond the table have the first or the last row.
-    """
-    rows = distances
-    if position.buckets is not None:
-        rows = _bucket(distances, position.buckets, position.farthest)
-    return (rows + position.span).clamp(0, 2 * position.span - 1)
-
-
-def _bucket(distances: Int[Tensor, " n"], buckets: int, farthest: int) -> Int[Tensor, " n"]:
-    """Return signed buckets: with m = buckets / 2, a distance up to m is its own bucket; beyond,
+    Distance 0 has the row `span`; distances beyond the table have the first or the last row. With
+    buckets, and m = buckets / 2, a distance up to m is its own bucket; beyond, the bucket is
 
         m + ⌈(m − 1) · log(distance / m) / log((farthest − 1) / m)⌉.
 
     Example with m = 2 and farthest = 9: distances 1 2 3 4 5 8 have the buckets 1 2 3 3 3 3.
     """
-    middle = buckets // 2
-    if farthest - 1 <= middle:  # no distance is beyond
-        return distances
-    size = distances.abs()
-    share = torch.log(size.clamp(min=1) / middle) / torch.log(torch.tensor((farthest - 1) / middle))
-    far = (torch.ceil(share * (middle - 1)) + middle).long()
-    return torch.where(size <= middle, distances, far * distances.sign())
-
-
-class RelativePositions(nn.Module):
-    """A vector for each relative position, with LayerNorm if configured; shared by all layers."""
-
-    def __init__(self, config: EncoderConfig, position: positions.Disentangled) -> None:
-        super().__init__()
-        self.table = nn.Embedding(2 * position.span, config.width)
-        self.norm = layer_norm(config) if position.norm else nn.Identity()
-
-    def forward(self, distances: Distances) -> Float[Tensor, "rows width"]:
-        """Return the rows that the batch needs."""
-        result: Tensor = self.norm(self.table.weight[distances.start : distances.stop])
-        return result
+    rows, farthest = distances, position.farthest - 1
+    if position.buckets is not None and farthest > (middle := position.buckets // 2):
+        size = distances.abs()
+        share = torch.log(size.clamp(min=1) / middle) / torch.log(torch.tensor(farthest / middle))
+        far = (torch.ceil(share * (middle - 1)) + middle).long()
+        rows = torch.where(size <= middle, distances, far * distances.sign())
+    return (rows + position.span).clamp(0, 2 * position.span - 1)
 
 
 class NgramConvolution(nn.Module):
@@ -294,7 +288,7 @@ class NgramConvolution(nn.Module):
     Sequences are padded with zeros at both ends.
     """
 
-    def __init__(self, config: EncoderConfig, convolution: positions.Convolution) -> None:
+    def __init__(self, config: EncoderConfig, convolution: Convolution) -> None:
         super().__init__()
         self.activation = convolution.activation
         size, groups = convolution.size, convolution.groups

@@ -31,14 +31,13 @@ from bothways.model.block import Attention, Block, FeedForward, GroupedProjectio
 from bothways.model.embedding import (
     LearnedPositions,
     NgramConvolution,
-    ScoreBias,
     SinusoidalPositions,
     bucket_of,
     row_of,
     sinusoids,
 )
 from bothways.model.model import Model
-from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary
+from bothways.model.positions import Disentangled, Learned, Rotary
 from bothways.prediction.session_model import HEAD
 
 with optional("export", "exporting a model"):
@@ -522,9 +521,9 @@ class EncoderGraph:
         """Return the bias of distances `(1, heads, length, length)`; None without one."""
         op, position = self.op, self.config.position
         relative = self.encoder.relative
-        if not isinstance(position, Learned) or not isinstance(relative, ScoreBias):
+        if not isinstance(position, Learned) or position.bias is None:
             return None
-        assert isinstance(position.bias, DistanceBias)
+        assert relative is not None
         self.scope, max_positions = "/relative", position.max_positions
         buckets = bucket_of(position.bias, torch.arange(1 - max_positions, max_positions)).numpy()
         query = self.unsqueeze(self.places, 1)
@@ -538,7 +537,7 @@ class EncoderGraph:
         relative = self.encoder.relative
         if self._score_bias is not None:
             return [self._score_bias]
-        if self._relative is None or relative is None or isinstance(relative, ScoreBias):
+        if self._relative is None or relative is None:
             return []
         falling, rising = self._relative
         table = self.norm(self.weight(relative.table.weight), relative.norm)
