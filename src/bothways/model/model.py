@@ -430,7 +430,14 @@ class Model(nn.Module):
         """
         self._check(batch)
         heads = [heads] if isinstance(heads, str) else heads
-        kinds = self._usual_heads() if heads is None else tuple(heads)
+        if heads is None:
+            heads = [
+                value.kind
+                for value in self.specification
+                if value.outputs is not None
+                and value.reads_batch
+                and HEADS.get(value.kind) is type(value)
+            ]
         # Asked for its layers, an encoder runs them one by one.
         keep = output_hidden_states or output_attentions
         with recorded_attentions(self.encoder, output_attentions) as attentions:
@@ -438,21 +445,11 @@ class Model(nn.Module):
         pooled = self.outputs("pooler", batch, hidden) if "pooler" in self.heads else None
         return ModelOutput(
             hidden.last,
-            {kind: self.outputs(kind, batch, hidden, pooled) for kind in kinds},
+            {kind: self.outputs(kind, batch, hidden, pooled) for kind in heads},
             pooled,
             hidden.layers if output_hidden_states else (),
             tuple(attentions),
         )
-
-    def _usual_heads(self) -> list[str]:
-        """Return the heads that are computed unless others are named."""
-        return [
-            value.kind
-            for value in self.specification
-            if value.outputs is not None
-            and value.reads_batch
-            and HEADS.get(value.kind) is type(value)
-        ]
 
     def _check(self, batch: object) -> None:
         if not isinstance(batch, Batch):
@@ -472,8 +469,8 @@ class Model(nn.Module):
             ConfigError: no batch, a sequence longer than the model's positions, no such head.
         """
         self._check(batch)
-        value, only = self._value(kind), None
-        if value is not None and value.reads_one_token(self.config):
+        only = None
+        if any(h.kind == kind and h.reads_one_token(self.config) for h in self.specification):
             only = head_modules.pooled_tokens(batch.layout, self.config.is_causal)
         return self.outputs(kind, batch, self.encoder(batch, only=only))
 
@@ -496,6 +493,7 @@ class Model(nn.Module):
             message = f"the model has no head {kind!r}; it has {', '.join(self.heads) or 'none'}"
             raise ConfigError(message, where="heads", fix="Name one that it has.")
         head, layout = self.heads[kind], batch.layout
+        of_sequences = any(h.kind == kind and h.of_sequences for h in self.specification)
         result: Tensor
         match head:
             case head_modules.MaskedOutput():
@@ -510,9 +508,9 @@ class Model(nn.Module):
                 result = head(hidden.last, layout)
             case head_modules.VectorOutput():
                 result = head(head.pool(hidden.last, layout))
-            case head_modules.OwnOutput() if self._is_of_sequences(kind):
+            case head_modules.OwnOutput() if of_sequences:
                 result = head(head.pool(hidden.last, layout))
-            case head_modules.LinearOutput() if self._is_of_sequences(kind):
+            case head_modules.LinearOutput() if of_sequences:
                 inputs = self.heads["pooler"](hidden.last, layout) if pooled is None else pooled
                 result = head(inputs)
             case head_modules.LinearOutput() | head_modules.OwnOutput() | head_modules.DeepOutput():
@@ -523,10 +521,3 @@ class Model(nn.Module):
                     message, where="heads", fix=f"Call model.heads[{kind!r}] yourself."
                 )
         return result
-
-    def _value(self, kind: str) -> Head | None:
-        return next((value for value in self.specification if value.kind == kind), None)
-
-    def _is_of_sequences(self, kind: str) -> bool:
-        value = self._value(kind)
-        return value is not None and value.of_sequences
