@@ -52,18 +52,13 @@ def base() -> EncoderConfig:
     return _sized(22, 768, 1152)
 
 
-def modernbert_large() -> EncoderConfig:
-    """Return 28 layers of 1024."""
-    return _sized(28, 1024, 2624)
-
-
 ETTIN = {"17m": (7, 256, 384), "32m": (10, 384, 576), "68m": (19, 512, 768), "1b": (28, 1792, 3840)}
 """Further sizes of ModernBERT, as layers, width and features between (Weller et al. 2025)."""
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     **{f"ettin-{name}": functools.partial(_sized, *size) for name, size in ETTIN.items()},
     "modernbert-base": base,
-    "modernbert-large": modernbert_large,
+    "modernbert-large": lambda: _sized(28, 1024, 2624),
 }
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"

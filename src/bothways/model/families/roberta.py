@@ -43,15 +43,10 @@ def large(vocab: int = ENGLISH) -> EncoderConfig:
     return _as_roberta(bert.large(vocab))
 
 
-def distilled() -> EncoderConfig:
-    """Return 6 layers of 768 (Sanh et al. 2019)."""
-    return replace(base(), depth=6)
-
-
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     "roberta-base": base,
     "roberta-large": large,
-    "distilroberta-base": distilled,
+    "distilroberta-base": lambda: replace(base(), depth=6),  # Sanh et al. 2019
     "xlm-roberta-base": lambda: base(MULTILINGUAL),
     "xlm-roberta-large": lambda: large(MULTILINGUAL),
     "camembert-base": lambda: base(FRENCH),

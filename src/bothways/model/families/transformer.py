@@ -31,12 +31,11 @@ def base() -> EncoderConfig:
     )  # fmt: skip
 
 
-def big() -> EncoderConfig:
-    """Return 6 layers of 1024 with more dropout, as for English to German."""
-    return replace(
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "transformer-base": base,
+    # More dropout, as for English to German.
+    "transformer-big": lambda: replace(
         base(), width=1024, heads=16, intermediate_size=4096, dropout=Dropouts(0.3, 0.0),
         initial_range=1024**-0.5,
-    )  # fmt: skip
-
-
-PRESETS: dict[str, Callable[[], EncoderConfig]] = {"transformer-base": base, "transformer-big": big}
+    ),
+}  # fmt: skip
