@@ -514,11 +514,8 @@ def heads_of(config: hf_config.HFConfig, names: Iterable[str]) -> tuple[Head, ..
         kinds: Collection[str | None] = config.architecture.heads
     else:
         table = config.keys
-        rules = [table.origin(table.full_name(name)) for name in names]
-        module_names = (
-            rule.name for rule in rules if rule is not None and rule.name not in table.shared
-        )
-        kinds = {head_of(name_of) for name_of in module_names}
+        rules = (rule for name in names for rule in table.origins(table.full_name(name))[:1])
+        kinds = {head_of(rule.name) for rule in rules if rule.name not in table.shared}
     heads = list[Head]()
     for kind, head_class in HEADS.items():
         if kind in kinds:

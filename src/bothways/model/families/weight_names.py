@@ -262,10 +262,6 @@ class KeyTable:
         """Return the rules about a full name of a file: several where heads share a name."""
         return list(dict.fromkeys(rule for rule, _, _ in self._by_stored.find(stored)))
 
-    def origin(self, stored: str) -> Rule | None:
-        """Return the first rule about a full name of a file, None for an unknown name."""
-        return next(iter(self.origins(stored)), None)
-
     @functools.cached_property
     def shared(self) -> frozenset[str]:
         """Our modules that share a name in files; only the model's class decides between them."""
@@ -278,7 +274,7 @@ class KeyTable:
 
     def knows(self, name: str) -> bool:
         """Return True if a rule is about a name of a file."""
-        return self.origin(self.full_name(name)) is not None
+        return bool(self.origins(self.full_name(name)))
 
     def full_name(self, name: str) -> str:
         """Return a name of a file, old or without prefix, as the rules have it, or unchanged."""
@@ -287,8 +283,8 @@ class KeyTable:
         for rule, numbers, suffix in self._synonyms.find(name)[:1]:
             name = _stored_names(rule)[0].format(*numbers) + suffix
         prefixed = self.prefix + name
-        is_known = self.origin(prefixed) is not None or self.computes(prefixed)
-        return prefixed if is_known and self.origin(name) is None else name
+        is_known = self.origins(prefixed) or self.computes(prefixed)
+        return prefixed if is_known and not self.origins(name) else name
 
 
 def _stored_names(rule: Rule) -> tuple[str, ...]:
