@@ -10,10 +10,30 @@ from bothways.core.batch import Batch, Layout
 from bothways.model.attention.patterns import Blocks, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
 from bothways.model.families.catalogue import PRESETS, preset
+from bothways.model.heads import (
+    ChoiceHead,
+    Head,
+    LabelHead,
+    MaskedHead,
+    NextTokenHead,
+    PairHead,
+    PoolerHead,
+    ReplacedHead,
+    SpanHead,
+    TagHead,
+)
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Rotary
 
 LENGTHS = [70, 9, 70, 21, 1]
+EVERY_HEAD: dict[str, Head] = {
+    head.kind: head
+    for head in (
+        MaskedHead(), PoolerHead(), PairHead(), LabelHead(3), TagHead(3), SpanHead(), ChoiceHead(),
+        ReplacedHead(), NextTokenHead(),
+    )
+}  # fmt: skip
+"""The library's heads by kind."""
 SMALL = EncoderConfig(50, 16, 3, 2, 24, dropout=Dropouts(0.2, 0.3))
 
 

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model, save_model
@@ -32,22 +31,12 @@ from bothways.model.config import (
     Sharing,
 )
 from bothways.model.families.catalogue import family_for
-from bothways.model.heads import (
-    ChoiceHead,
-    Head,
-    LabelHead,
-    MaskedHead,
-    NextTokenHead,
-    PairHead,
-    PoolerHead,
-    ReplacedHead,
-    SpanHead,
-    TagHead,
-)
+from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned, Rotary, Sinusoidal
 from commands import run_line
 from random_weights import perturb
+from small_models import EVERY_HEAD, batch_for
 
 VOCAB = 23
 LENGTHS = [4, 1, 6]
@@ -83,17 +72,7 @@ def draw_transformer(rng: random.Random) -> EncoderConfig:
     )  # fmt: skip
 
 
-HEADS: list[Head] = [
-    MaskedHead(),
-    PoolerHead(),
-    PairHead(),
-    LabelHead(3, 0.25),
-    TagHead(3),
-    SpanHead(),
-    ChoiceHead(),
-    ReplacedHead(),
-    NextTokenHead(),
-]
+HEADS = [*(EVERY_HEAD | {"labels": LabelHead(3, 0.25)}).values()]
 
 
 def draw_model(seed: int) -> Model:
@@ -101,11 +80,6 @@ def draw_model(seed: int) -> Model:
     torch.manual_seed(seed)
     model = Model(draw_transformer(rng), rng.sample(HEADS, rng.randint(0, 4))).eval()
     return perturb(model, 0.3)
-
-
-def batch() -> Batch:
-    ids = torch.randint(VOCAB, (sum(LENGTHS),))
-    return Batch(ids, torch.zeros_like(ids), Layout.of(LENGTHS))
 
 
 def write_as_own(folder: Path, model: Model) -> None:
@@ -129,7 +103,7 @@ def test_any_configuration_comes_back_as_it_was(seed):
     assert all(torch.equal(state[name], again[name]) for name in state)
     assert not loaded.report.faults
     assert not loaded.report.unused
-    given = batch()
+    given = batch_for(model.config, LENGTHS)
     with torch.no_grad():
         mine, theirs = (m.encoder(given, keep_layers=True).layers for m in (model, loaded.model))
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -157,7 +131,7 @@ def test_what_no_family_has_is_ours(config, heads, labels, tmp_path, capsys):
     assert "library_name: bothways" in card
     assert "transformers has no class for this model" in card
     assert "from_pretrained" not in card
-    loaded, given = load_model(tmp_path / "model"), batch()
+    loaded, given = load_model(tmp_path / "model"), batch_for(config, LENGTHS)
     with torch.no_grad():
         assert torch.equal(loaded.model.encoder(given).last, model.encoder(given).last)
     assert loaded.labels == labels

@@ -11,29 +11,18 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bert_peers import draw_config, draw_input
-from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.attention.patterns import Causal, Full, Window
-from bothways.model.config import (
-    Dropouts,
-    EncoderConfig,
-    Gated,
-    Sharing,
-)
+from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
 from bothways.model.families import albert, bert
 from bothways.model.families.catalogue import preset
-from bothways.model.heads import (
-    LabelHead,
-    MaskedHead,
-    NextTokenHead,
-    PairHead,
-    PoolerHead,
-)
+from bothways.model.heads import LabelHead, MaskedHead, NextTokenHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.prediction.prepared_model import prepare_model
 from bothways.training.step_cost import forward_flops, seen
+from small_models import batch_for
 
 PRETRAINING = (PoolerHead(), MaskedHead(), PairHead())
 
@@ -161,9 +150,7 @@ PARTS = ("attention", "mlp")
 TINY = EncoderConfig(30, 16, 4, 2, 24, embedding=8, dropout=Dropouts(0.0, 0.0))
 
 
-def batch() -> Batch:
-    ids = torch.randint(5, 30, (14,), generator=torch.Generator().manual_seed(0))
-    return Batch(ids, torch.zeros_like(ids), Layout.of([9, 5]), {})
+BATCH = batch_for(TINY, [9, 5])
 
 
 @pytest.mark.parametrize(
@@ -200,10 +187,10 @@ def test_a_shared_part_computes_as_equal_parts_do_and_gets_the_sum_of_their_grad
     assert {owner(name) for name in own.state_dict()} == {*state}
     gradients = []
     for model in (shared, own):
-        last = model(batch()).last_hidden_state
+        last = model(BATCH).last_hidden_state
         (last * torch.arange(16)).sin().sum().backward()
         gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    torch.testing.assert_close(shared(batch()).last_hidden_state, last, rtol=0, atol=0)
+    torch.testing.assert_close(shared(BATCH).last_hidden_state, last, rtol=0, atol=0)
     sums: dict[str, torch.Tensor] = {}
     for name, gradient in gradients[1].items():
         sums[owner(name)] = sums.get(owner(name), 0) + gradient
@@ -221,13 +208,13 @@ def test_folders_are_our_own_and_copies_and_prepared_models_share_alike(tmp_path
     assert "library_name: bothways" in (tmp_path / "model" / "README.md").read_text("utf8")
     back, twin = load_model(tmp_path / "model").model.eval(), copy.deepcopy(model)
     assert back.config == model.config
-    expected = model(batch()).last_hidden_state
+    expected = model(BATCH).last_hidden_state
     for each in (back, twin):
-        torch.testing.assert_close(each(batch()).last_hidden_state, expected, rtol=0, atol=0)
+        torch.testing.assert_close(each(BATCH).last_hidden_state, expected, rtol=0, atol=0)
         first, last = (getattr(each.encoder.blocks[at], parts) for at in (0, 3))
         assert first is last
     with torch.inference_mode():
-        found = prepare_model(model)(batch()).last_hidden_state
+        found = prepare_model(model)(BATCH).last_hidden_state
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

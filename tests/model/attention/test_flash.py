@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 
 from attention_formulas import OnGpu, formula
-from bothways.core.batch import Batch, Layout
+from bothways.core.batch import Layout
 from bothways.core.runtime import devices as hardware
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.flash import PackedView, attend_fused, attend_packed
@@ -17,7 +17,7 @@ from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Encoder
 from bothways.model.positions import Rotary
-from small_models import LENGTHS
+from small_models import batch_for
 
 CUDA, CPU, META = (torch.device(name) for name in ("cuda", "cpu", "meta"))
 
@@ -74,9 +74,7 @@ def test_an_encoder_is_the_same_by_either_kernel(patterns, request):
     config = EncoderConfig(
         50, 16, 3, 2, 24, dropout=Dropouts(0.0, 0.0), patterns=patterns, position=Rotary(128)
     )
-    encoder, layout = Encoder(config), Layout.of(LENGTHS)
-    ids = torch.randint(4, 50, (layout.tokens,))
-    batch = Batch(ids, torch.zeros_like(ids), layout)
+    encoder, batch = Encoder(config), batch_for(config)
     wanted = encoder(batch).last
     request.getfixturevalue("stand_in")
     torch.testing.assert_close(encoder(batch).last, wanted, rtol=1e-4, atol=1e-5)

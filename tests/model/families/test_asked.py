@@ -13,24 +13,15 @@ from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.families.deberta import DEBERTA_V2
-from bothways.model.heads import (
-    ChoiceHead,
-    Head,
-    LabelHead,
-    MaskedHead,
-    NextTokenHead,
-    PairHead,
-    PoolerHead,
-    ReplacedHead,
-    SpanHead,
-    TagHead,
-)
+from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled
 from bothways.objectives.masked_lm import MaskedLMModule
 from bothways.training.step_cost import forward_flops
 from drawn_settings import draw_settings
 from family_peers import outputs
+from random_weights import perturb
+from small_models import EVERY_HEAD, batch_for
 from spread import first_of, in_turn
 
 LENGTHS = [7, 11, 2, 9]
@@ -51,21 +42,7 @@ DECODED = DEBERTA_V2.config_rules.read(RELATIVE | {"enhanced_mask_decoder": True
 
 def moved(model: Model) -> Model:
     """Float64, so that what differs is no rounding; every parameter away from where it starts."""
-    generator = torch.Generator().manual_seed(7)
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
-    return model.double().train()
-
-
-def batch_for(config: EncoderConfig) -> Batch:
-    layout = Layout.of(LENGTHS)
-    ids = torch.randint(4, config.vocab, (layout.tokens,))
-    return Batch(
-        ids,
-        torch.zeros_like(ids),
-        layout,
-        global_attention_mask=layout.positions == 0 if config.has_global_attention else None,
-    )
+    return perturb(model, 0.15).double().train()
 
 
 def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
@@ -91,7 +68,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     ),
 )
 def test_those_asked_for_are_as_all_would_be_and_the_others_0(config, only):
-    model, batch = moved(Model(config, ())), batch_for(config)
+    model, batch = moved(Model(config, ())), batch_for(config, LENGTHS)
     asked = torch.tensor(only, dtype=torch.int64)
     some, every = model.encoder(batch, only=asked).last, model.encoder(batch).last
     torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
@@ -108,7 +85,7 @@ def test_those_asked_for_are_as_all_would_be_and_the_others_0(config, only):
 
 def test_no_more_than_those_asked_for_is_computed():
     config = CONFIGS["bert-1"]
-    model, batch, counts = Model(config, ()), batch_for(config), {}
+    model, batch, counts = Model(config, ()), batch_for(config, LENGTHS), {}
     for name, asked in {"some": torch.tensor([3, 5]), "all": None}.items():
         with FlopCounterMode(display=False) as counter:
             model.encoder(batch, only=asked)
@@ -119,7 +96,7 @@ def test_no_more_than_those_asked_for_is_computed():
 
 def test_layers_are_kept_whole():
     config = CONFIGS["bert-1"]
-    model, batch = Model(config, ()).eval(), batch_for(config)
+    model, batch = Model(config, ()).eval(), batch_for(config, LENGTHS)
     some, every = (
         model.encoder(batch, keep_layers=True, only=asked) for asked in (torch.tensor([3]), None)
     )
@@ -138,14 +115,14 @@ def test_layers_are_kept_whole():
     ids=["shared blocks", "a convolution in the only block"],
 )
 def test_the_last_block_alone_is_cut_short(config):
-    model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])
+    model, batch, asked = moved(Model(config, ())), batch_for(config, LENGTHS), torch.tensor([2, 9])
     some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
     torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
 
 
 def test_a_mask_decoder_decodes_what_is_asked_for():
     model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
-    batch = batch_for(DECODED)
+    batch = batch_for(DECODED, LENGTHS)
     with torch.no_grad():
         every = model.before_masked(batch, model.encoder(batch))
         some = model.before_masked(batch, model.encoder(batch, only=asked), asked)
@@ -155,7 +132,7 @@ def test_a_mask_decoder_decodes_what_is_asked_for():
 
 def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries():
     """With nothing from attention and the feed-forward layer that path is all that is left."""
-    model, batch = moved(Model(DECODED, (MaskedHead(),))).eval(), batch_for(DECODED)
+    model, batch = moved(Model(DECODED, (MaskedHead(),))).eval(), batch_for(DECODED, LENGTHS)
     block = model.encoder.layer(DECODED.depth - 1)[-1]
     before, queries = torch.randn(2, sum(LENGTHS), DECODED.width, dtype=torch.float64)
     with torch.no_grad():
@@ -173,7 +150,7 @@ def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries():
 def test_masks_are_learned_through_the_mask_decoder():
     """The loss is that of the decoder's vectors, not of the encoder's."""
     model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
-    batch = batch_for(DECODED)
+    batch = batch_for(DECODED, LENGTHS)
     truth = batch.ids[asked]
     with torch.no_grad():
         masked = replace(batch, targets={"masked": TokenTargets(asked, truth)})
@@ -187,16 +164,12 @@ def test_masks_are_learned_through_the_mask_decoder():
 def test_dropout_is_drawn_for_each_that_is_asked_for():
     """Both halves of the tail drop: with all but one residual path dropped, few vectors are equal twice."""
     config = replace(CONFIGS["bert-1"], dropout=Dropouts(hidden=0.5, attention=0.5))
-    model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([0, 7])
+    model, batch, asked = moved(Model(config, ())), batch_for(config, LENGTHS), torch.tensor([0, 7])
     first, second = (model.encoder(batch, only=asked).last for _ in range(2))
     assert not torch.equal(first, second)
 
 
 LENGTH, COPIES = 12, 3
-HEADS: dict[str, Head] = {
-    "masked": MaskedHead(), "pooler": PoolerHead(), "pair": PairHead(), "labels": LabelHead(3), "tags": TagHead(4), "span": SpanHead(),
-    "choice": ChoiceHead(), "replaced": ReplacedHead(), "causal": NextTokenHead(),
-}  # fmt: skip
 CASES = [(family, architecture) for family in FAMILIES for architecture in family.architectures]
 
 
@@ -225,7 +198,7 @@ def test_operations_are_those_that_torch_counts(family, architecture, seed):
     kinds = (
         architecture.heads if architecture.bare else architecture.heads - {"pooler"}
     )  # it comes with those that read it
-    config, heads = replace(config, patterns=wide), [HEADS[kind] for kind in kinds]
+    config, heads = replace(config, patterns=wide), [EVERY_HEAD[kind] for kind in kinds]
     model = Model(config, heads).eval()
     ids = torch.randint(4, config.vocab, (LENGTH * COPIES,))
     everywhere = torch.arange(len(ids)) % LENGTH == 0 if config.has_global_attention else None

@@ -20,17 +20,7 @@ from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
-from bothways.model.heads import (
-    Head,
-    LabelHead,
-    MaskedHead,
-    NextTokenHead,
-    PairHead,
-    PoolerHead,
-    ReplacedHead,
-    SpanHead,
-    TagHead,
-)
+from bothways.model.heads import NextTokenHead
 from bothways.model.kernels import dropout as module, library, linear as rounding
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.dropout import add_norm, dropout, dropped_product
@@ -39,7 +29,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.prepared_model import prepare_model
 from family_peers import outputs
-from small_models import kept_bytes
+from small_models import EVERY_HEAD, batch_for, kept_bytes
 from spread import in_turn
 
 CPU = torch.device("cpu")
@@ -65,8 +55,7 @@ def model() -> Model:
 
 
 def batch(lengths: list[int]) -> Batch:
-    ids = torch.randint(0, 50, (sum(lengths),), generator=torch.Generator().manual_seed(1))
-    return Batch(ids, torch.zeros_like(ids), Layout.of(lengths), {})
+    return batch_for(model().config, lengths)
 
 
 @pytest.mark.usefixtures("processor")
@@ -312,9 +301,7 @@ class Shapes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-HEADS: list[Head] = [
-    MaskedHead(), PoolerHead(), PairHead(), LabelHead(3), TagHead(5), SpanHead(), ReplacedHead(), NextTokenHead(),
-]  # fmt: skip
+HEADS = [head for kind, head in EVERY_HEAD.items() if kind != "choice"]
 LENGTHS = [40, 3, 17, 29, *[5] * 13]
 TOKENS = sum(LENGTHS)
 
