@@ -16,11 +16,12 @@ from bothways.finetuning.config import finetune_adam
 from bothways.model import block
 from bothways.model.attention import dispatch
 from bothways.model.attention.mask import RotaryTables
+from bothways.model.attention.patterns import Window
 from bothways.model.config import Dropouts, Gated
 from bothways.model.kernels import dropout
 from bothways.model.model import Encoder, recorded_projections
 from bothways.training.run import compute_as
-from small_models import SHAPES
+from small_models import SHAPES, batch_for
 
 # The tracer looks at it of every input.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -87,12 +88,10 @@ def trained(
     for part in encoder.modules():
         if isinstance(part, block.Block):
             part.compiled = compiled
-    layout, rng = Layout.of(lengths), torch.Generator().manual_seed(7)
-    ids = torch.randint(4, 50, (layout.tokens,), generator=rng)
-    everywhere = layout.positions == 0 if encoder.config.has_global_attention else None
     encoder.zero_grad()
-    found = encoder(Batch(ids, torch.zeros_like(ids), layout, {}, everywhere), only=only).last
-    (found * torch.randn(found.shape, generator=rng)).sum().backward()
+    found = encoder(batch_for(encoder.config, lengths), only=only).last
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(7))
+    (found * weights).sum().backward()
     return found.detach(), {
         name: x.grad for name, x in encoder.named_parameters() if x.grad is not None
     }
@@ -122,9 +121,18 @@ def test_compiled_is_what_it_is_without(name, recompute, counter):
     assert 0 < traces[0] == traces[-1]
 
 
-@pytest.mark.parametrize("name", ["bert-base-chinese", "modernbert-large"])
-def test_a_whole_block_is_one_program_for_any_number_of_tokens(name, whole):
-    config = dataclasses.replace(SHAPES[name], dropout=Dropouts(0.1, 0.1))
+@pytest.mark.parametrize(
+    "config",
+    [
+        # A window, rotary positions and LayerNorms after each part; each trace takes seconds.
+        dataclasses.replace(SHAPES["window"], patterns=(Window(2),)),
+        pytest.param(SHAPES["bert-base-chinese"], marks=pytest.mark.slow),
+        pytest.param(SHAPES["modernbert-large"], marks=pytest.mark.slow),
+    ],
+    ids=["window", "bert", "modernbert"],
+)
+def test_a_whole_block_is_one_program_for_any_number_of_tokens(config, whole):
+    config = dataclasses.replace(config, dropout=Dropouts(0.1, 0.1))
     encoder = Encoder(dataclasses.replace(config, depth=3)).to("meta", torch.bfloat16).train()
     traces = []
     for lengths in BATCHES:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from bert_peers import FAMILIES, Input, draw_config, draw_input, peer
+from bert_peers import FAMILIES, draw_config, draw_input, peer
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.hub.model_folder import load_model
@@ -18,9 +18,8 @@ from bothways.model.config import EncoderConfig, Own, Readout
 from bothways.model.heads import (
     HEADS,
     ChoiceHead,
-    Head,
     LabelHead,
-    MaskedHead,
+    NextTokenHead,
     PairHead,
     Pooler,
     PoolerHead,
@@ -37,20 +36,13 @@ from toy_relation import RelationHead
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def both(order: str, name: str, *heads: Head, **settings: object) -> tuple[nn.Module, Model, Input]:
-    """A model of transformers and ours with its weights, and three texts for them."""
-    config = draw_config(5, order)
-    model = Model(config, heads).eval()
-    theirs = peer(model, name, attn_implementation="eager", **settings).eval()
-    return theirs, model, draw_input(config, [7, 4, 11])
-
-
 @pytest.mark.parametrize("order", ["post", "pre"])
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 def test_vectors_attentions_and_gradients_are_those_of_transformers(order, training):
-    theirs, model, text = both(order, "Model", PoolerHead())
-    theirs.train(training)
-    model.train(training)  # without dropout
+    config = draw_config(5, order)
+    model = Model(config, [PoolerHead()]).train(training)  # without dropout
+    theirs = peer(model, "Model", attn_implementation="eager").train(training)
+    text = draw_input(config, [7, 4, 11])
     wanted = theirs(**text.padded, output_hidden_states=True, output_attentions=True)
     found = model(text.batch, output_hidden_states=True, output_attentions=True)
     torch.testing.assert_close(found.pooler_output, wanted.pooler_output, **CLOSE)
@@ -74,30 +66,6 @@ def test_vectors_attentions_and_gradients_are_those_of_transformers(order, train
     torch.testing.assert_close(found.hidden_states[0].grad, expected, **CLOSE)
     [bare] = [each for each in FAMILIES[order].architectures if each.name.endswith("BertModel")]
     assert_gradients_equal(FAMILIES[order], bare, model, theirs)
-
-
-CASES = {
-    "ForSequenceClassification": (LabelHead(3), "labels", "logits"),
-    "ForTokenClassification": (TagHead(3), "tags", "logits"),
-    "ForNextSentencePrediction": (PairHead(), "pair", "logits"),
-    "ForMaskedLM": (MaskedHead(), "masked", "logits"),
-    "ForQuestionAnswering": (SpanHead(), "span", ""),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_transformers(name):
-    head, kind, field = CASES[name]
-    settings = {} if kind in ("pair", "masked", "span") else {"num_labels": 3}
-    theirs, model, text = both("post", name, head, **settings)
-    with torch.no_grad():
-        wanted = theirs(**text.padded)
-        found = model(text.batch, heads=[kind]).logits[kind]
-    rows = wanted[field] if field else torch.stack([wanted.start_logits, wanted.end_logits], -1)
-    if kind not in ("labels", "pair"):
-        rows = rows[text.kept]
-    torch.testing.assert_close(found, rows, **CLOSE)
-    assert list(model(text.batch).logits) == ([] if kind == "masked" else [kind])
 
 
 @pytest.mark.parametrize(
@@ -178,11 +146,14 @@ def test_a_prepared_model_has_attentions_and_a_longformer_gradients_through_them
 
 def test_what_a_model_cannot_compute_is_one_message(monkeypatch):
     config = draw_config(5, "post")
-    model, text = Model(config, [TagHead(3), RelationHead(3)]), draw_input(config, [3])
+    heads = [TagHead(3), NextTokenHead(), RelationHead(3)]
+    model, text = Model(config, heads), draw_input(config, [3])
     assert list(model(text.batch).logits) == ["tags"]
     monkeypatch.setitem(HEADS, "relation", RelationHead)  # as if it were one of the library
     assert list(model(text.batch).logits) == ["tags"]
-    with pytest.raises(ConfigError, match=r"heads: .* no head 'masked'; it has tags, relation"):
+    with pytest.raises(
+        ConfigError, match=r"heads: .* no head 'masked'; it has tags, causal, relation"
+    ):
         model(text.batch, heads="masked")
     with pytest.raises(ConfigError, match="'relation' is computed by its task model alone"):
         model(text.batch, heads=["relation"])

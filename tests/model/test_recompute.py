@@ -8,18 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from bothways.core.batch import Batch, LabelTargets, Layout, TokenTargets
+from bothways.core.batch import Batch, Layout
 from bothways.core.runtime.tuning import TUNING
 from bothways.model import block
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import AttentionCall, choose
 from bothways.model.config import Dropouts, EncoderConfig, Gated
-from bothways.model.heads import MaskedHead, PairHead, PoolerHead, token_head
+from bothways.model.heads import token_head
 from bothways.model.model import Encoder, Model
-from bothways.objectives.masked_lm import MaskedLMModule
 from bothways.training import step_cost as operations
 from bothways.training.step_cost import kept_floats
-from small_models import LENGTHS, SHAPES, SMALL, batch_for, kept_bytes
+from small_models import SHAPES, SMALL, batch_for, kept_bytes
 from spread import first_of
 
 
@@ -152,21 +151,11 @@ def test_evaluation_computes_nothing_again(monkeypatch):
 META = torch.device("meta")
 
 
-def batch_of() -> Batch:
-    """One of several rectangles, with masked tokens and pairs."""
-    layout = Layout.of(LENGTHS)
-    ids = torch.randint(4, 50, (layout.tokens,))
-    targets = {
-        "masked": TokenTargets(torch.tensor([1, 2, 75]), torch.tensor([4, 5, 6])),
-        "pair": LabelTargets(torch.tensor([0, 1, 1, 0, 1])),
-    }
-    return Batch(ids, torch.zeros_like(ids), layout, targets)
-
-
 @pytest.mark.parametrize("config", KINDS)
 def test_an_encoder_of_any_family(config):
     model = Model(config, (token_head(config),)).to(META).train()
-    x = model.encoder(batch_of().to(META)).last
+    batch = replace(batch_for(config), global_attention_mask=None)  # whose values are looked at
+    x = model.encoder(batch.to(META)).last
     assert x.device == META
     x.sum().backward()
     assert model.encoder.embedding.token.weight.grad is not None
@@ -178,14 +167,5 @@ def test_an_encoder_that_reads_packed_sequences(name, monkeypatch):
     monkeypatch.setattr(kernels, "choose", lambda _: "packed")
     config = replace(SHAPES[name], dropout=Dropouts(0.0, 0.0))
     encoder = Model(config, ()).encoder.to(META, torch.bfloat16)
-    encoder(batch_of().to(META)).last.sum().backward()
+    encoder(batch_for(config).to(META)).last.sum().backward()
     assert encoder.embedding.token.weight.grad is not None
-
-
-def test_berts_pretraining():
-    model = Model(SHAPES["bert-base-chinese"], (MaskedHead(), PoolerHead(), PairHead())).to(META)
-    training_module, batch = MaskedLMModule(model).train(), batch_of()
-    assert training_module.weights(batch) == {"masked": 3.0, "pair": 5.0}
-    losses = training_module(batch.to(META))
-    torch.stack([loss.total for loss in losses.values()]).sum().backward()
-    assert all(parameter.grad is not None for parameter in training_module.parameters())

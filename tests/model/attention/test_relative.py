@@ -26,6 +26,7 @@ from bothways.model.model import Encoder, Model
 from bothways.model.positions import Convolution, Disentangled
 from bothways.training.step_cost import forward_flops
 from random_weights import perturb
+from small_models import batch_for
 
 HEADS, SIZE = 2, 5
 
@@ -214,16 +215,13 @@ def test_operations_with_a_decoder_are_those_that_torch_counts(seed):
     assert isinstance(config.position, Disentangled)
     config = replace(config, position=replace(config.position, absolute="decoder"))
     model, length, copies = Model(config, (MaskedHead(),)).eval(), 9, 3
-    ids = torch.randint(config.vocab, (length * copies,))
-    batch, asked = (
-        Batch(ids, torch.zeros_like(ids), Layout.of([length] * copies)),
-        torch.arange(1, 25, 3),
-    )
+    batch, asked = batch_for(config, [length] * copies), torch.arange(1, 25, 3)
     with FlopCounterMode(display=False) as counter:
         x = model.before_masked(batch, model.encoder(batch, only=asked), asked)
         model.heads["masked"](x[asked], model.encoder.embedding.token.weight)
-    share = len(asked) / len(ids)
-    expected = forward_flops(config, (MaskedHead(),), length, predicted=share) * len(ids)
+    tokens = length * copies
+    share = len(asked) / tokens
+    expected = forward_flops(config, (MaskedHead(),), length, predicted=share) * tokens
     expected += batch_flops(config, (MaskedHead(),), length)
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
@@ -266,7 +264,7 @@ def test_keys_without_a_bias_are_keys_with_a_bias_of_zero():
         state[f"{stem}.qkv.bias"] = torch.cat([query, torch.zeros(8), value])
         state[f"{stem}.position_key.bias"] = torch.zeros(8)
     plain.load_state_dict(state)
-    batch = Batch(torch.randint(30, (9,)), torch.zeros(9, dtype=torch.int64), Layout.of([5, 4]))
+    batch = batch_for(config, [5, 4])
     with torch.no_grad():
         found, wanted = (
             model.before_masked(batch, model.encoder(batch)) for model in (without, plain)
@@ -279,7 +277,7 @@ def test_it_runs_in_bfloat16_and_before_other_norms():
         30, 8, 2, 2, 9, position=Disentangled(12, buckets=4, shared=True), order=PreNorm()
     )
     encoder = Encoder(config).eval()
-    batch = Batch(torch.randint(30, (9,)), torch.zeros(9, dtype=torch.int64), Layout.of([5, 4]))
+    batch = batch_for(config, [5, 4])
     exact = encoder(batch)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(encoder(batch).last, exact.last, rtol=0, atol=0.1)
