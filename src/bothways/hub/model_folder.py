@@ -303,7 +303,7 @@ def plan_model(
         unknown_settings=config.unknown,
         wrappers=weights.wrappers,
         adapter=weights.adapter,
-        unread_files=unread_files(weights.file.parent, weights.file),
+        unread_files=unread_files(weights.file),
     )
     return model, report
 
@@ -357,6 +357,10 @@ def _label_names(labels: object) -> list[str]:
     if isinstance(labels, str) or not isinstance(labels, Iterable):
         raise ConfigError(f"must be a list of names, not {labels!r}", where="labels")
     return [str(label) for label in labels]
+
+
+_STILL_TRUE = ("task", "length")
+"""The parts of the folder's record that hold after further training."""
 
 
 @checked
@@ -414,7 +418,19 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
     _require_own(model, tokenizer)
     names = _label_names(labels)
     if isinstance(model, PretrainedModel):
-        tokenizer, names, problem, extra = model._completed(tokenizer, names, problem, extra)
+        # What is not given is as the folder has it; a fresh head has another purpose than its own.
+        loaded, is_fresh = model._loaded, bool(model.report.fresh)
+        if (loaded.folder / MODULES).is_file():
+            message = "pooling and other modules of sentence-transformers are not saved with a "
+            message += "model; save_sentence_encoder of bothways.tasks.sentence_embedding.task "
+            logger.warning("%s: %s", loaded.folder, message + "saves them")
+        origin = loaded.tokenizer_folder or loaded.folder
+        if tokenizer is None and any((origin / name).is_file() for name in FILES):
+            tokenizer = model.tokenizer
+        if extra is None and not is_fresh:
+            extra = {name: loaded.extra[name] for name in _STILL_TRUE if name in loaded.extra}
+        problem = problem or (None if is_fresh else loaded.problem)
+        names = names or _label_names(model.labels)
     config = hf_config.write_hf_config(model, tokenizer, names, problem, path)
     architecture = config.architecture
     assert architecture is not None
@@ -615,10 +631,6 @@ def push_to_hub(
     return str(commit.commit_url)
 
 
-_STILL_TRUE = ("task", "length")
-"""The parts of the folder's record that hold after further training."""
-
-
 class PretrainedModel(Model):
     """A `Model` with the tokenizer and the labels of its folder, in evaluation mode.
 
@@ -678,27 +690,3 @@ class PretrainedModel(Model):
         """
         save_model(folder, self, self.tokenizer)
         return local_path(folder)
-
-    def _completed(
-        self,
-        tokenizer: Tokenizer | None,
-        labels: list[str],
-        problem: hf_config.Problem | None,
-        extra: Mapping[str, Any] | None,
-    ) -> tuple[Tokenizer | None, list[str], hf_config.Problem | None, Mapping[str, Any] | None]:
-        """Return these arguments of `save_model`, with what is not given as the folder has it.
-
-        A fresh head has another purpose than the folder's.
-        """
-        loaded, is_fresh = self._loaded, bool(self.report.fresh)
-        if (loaded.folder / MODULES).is_file():
-            message = "pooling and other modules of sentence-transformers are not saved with a "
-            message += "model; save_sentence_encoder of bothways.tasks.sentence_embedding.task "
-            logger.warning("%s: %s", loaded.folder, message + "saves them")
-        folder = loaded.tokenizer_folder or loaded.folder
-        if tokenizer is None and any((folder / name).is_file() for name in FILES):
-            tokenizer = self.tokenizer
-        if extra is None and not is_fresh:
-            extra = {name: loaded.extra[name] for name in _STILL_TRUE if name in loaded.extra}
-        problem = problem or (None if is_fresh else loaded.problem)
-        return tokenizer, labels or _label_names(self.labels), problem, extra

@@ -123,11 +123,12 @@ _DTYPES = {
 """The element types of safetensors that torch has."""
 
 
-def unread_files(folder: Path, weights: Path) -> tuple[str, ...]:
-    """Return the names of files in a folder that may hold a part of the model and are not read.
+def unread_files(weights: Path) -> tuple[str, ...]:
+    """Return the names of unread files next to the weights that may hold a part of the model.
 
     The same weights in the formats of other programs, under common aliases, do not count.
     """
+    folder = weights.parent
     names = [file.name for file in folder.iterdir() if file.is_file()]
     shards = weights.name.removesuffix(".index.json").rpartition(".")[0]
     prefixes = (f"{shards}-", "model.", "model-", "pytorch_model")
