@@ -242,9 +242,10 @@ def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -
     }
     unknown = {key: value for key, value in unknown.items() if key not in dropout_keys}
     architecture = family.architecture_named(map(str, raw.get("architectures") or []))
-    keys = family.keys_for(encoder)
-    config = HFConfig(raw, location, family.model_type, encoder, keys, architecture)
-    return replace(config, dropouts=dropouts, unknown=unknown)
+    return HFConfig(
+        raw, location, family.model_type, encoder, family.keys_for(encoder), architecture,
+        dropouts=dropouts, unknown=unknown,
+    )  # fmt: skip
 
 
 def _recorded_dropouts(folder: Path) -> dict[str, float]:
@@ -320,10 +321,11 @@ def write_hf_config(
         "model_type": family.model_type, "dtype": "float32",
         **(family.config_rules.write(config) or {}), **ids, **outputs, **dropouts,
     }  # fmt: skip
-    keys = family.keys_for(config)
     head_settings = {"architectures": [architecture.name], **outputs, **dropouts}
-    written = HFConfig(raw, location, family.model_type, config, keys, architecture)
-    return replace(written, record=record, outputs=head_settings)
+    return HFConfig(
+        raw, location, family.model_type, config, family.keys_for(config), architecture,
+        record=record, outputs=head_settings,
+    )  # fmt: skip
 
 
 NATIVE = "bothways"
