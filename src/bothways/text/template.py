@@ -68,11 +68,6 @@ class Template:
         return Template(before_gap, after_gap, first_gap, between, last_gap, (0, 0))
 
     @property
-    def max_segment(self) -> int:
-        """The highest segment of any token."""
-        return max(*self.segments, *(int(segment) for gap in self.gaps for segment in gap.segments))
-
-    @property
     def gaps(self) -> tuple[Gap, ...]:
         """All five places."""
         return self.before, self.after, self.first, self.between, self.last

@@ -211,7 +211,9 @@ class Tokenizer:
 
         With fewer than the template uses, all tokens are of segment 0, as in transformers.
         """
-        if self.template.max_segment < max(1, count):
+        template = self.template
+        segments = {*template.segments, *(id for gap in template.gaps for id in gap.segments)}
+        if max(segments) < max(1, count):
             return self
         return Tokenizer(self.backend, self.specials, True, self.words)
 
