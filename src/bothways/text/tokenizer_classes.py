@@ -193,11 +193,6 @@ def bert(lowercase: bool = True, strip_accents: bool | None = None, cjk: bool = 
     return Pipeline(norm, words, decoder, mask_strips=False)
 
 
-def mpnet(lowercase: bool, strip_accents: bool | None, cjk: bool) -> Pipeline:
-    """Return BERT's pipeline with special tokens as in RoBERTa."""
-    return replace(bert(lowercase, strip_accents, cjk), around=_AROUND, mask_strips=True)
-
-
 def word_ends(lowercase: bool) -> Pipeline:
     """Return the pipeline of BPE over BERT's words, with "</w>" at their ends: GPT, HerBERT."""
     words = bert(lowercase, None if lowercase else False)
@@ -369,7 +364,9 @@ _ALL = (
         ),
     ),
     TokenizerClass(
-        "MPNetTokenizer", "WordPiece", ("vocab.txt",), mpnet, _WORDS, models=("mpnet",),
+        "MPNetTokenizer", "WordPiece", ("vocab.txt",),
+        lambda *words: replace(bert(*words), around=_AROUND, mask_strips=True),
+        _WORDS, models=("mpnet",),
     ),
     TokenizerClass(JAPANESE, "WordPiece", ("vocab.txt",), bert),
     TokenizerClass(
