@@ -6,7 +6,7 @@ decision depends on but the thresholds (`runtime.tuning`) and what this machine 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from bothways.model.attention.mask import (
     EVERYTHING,
     AttentionPart,
     AttentionView,
-    HeadIndex,
     sees_all,
 )
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
@@ -265,7 +264,8 @@ class _Attention(torch.autograd.Function):
         tokens, _, heads, size = qkv.shape
         saved, masks = list[Tensor | None](), list[Mask]()
         vectors, result = qkv.reshape(-1, size), qkv.new_empty(tokens * heads, size)
-        for segment, index, here in _indexed(segments, heads):
+        for segment in segments:
+            index = segment.head_index(heads)
             # (3, rows · heads, longest, d)
             q, k, v = vectors.index_select(0, index.sources).view(
                 3, -1, segment.rectangle.longest, size
@@ -282,7 +282,7 @@ class _Attention(torch.autograd.Function):
             # A large mask is not kept: its seed is enough to draw it again.
             dropped, mask = drop(probabilities, rate)
             outputs = dropped.to(v.dtype) @ v
-            torch.index_select(outputs.view(-1, size), 0, index.outputs, out=result[here])
+            torch.index_select(outputs.view(-1, size), 0, index.outputs, out=result[index.here])
             saved += [q, k, v, probabilities, mask.factors]
             masks.append(mask._replace(factors=None))
         ctx.parts, ctx.masks = segments, masks
@@ -296,28 +296,27 @@ class _Attention(torch.autograd.Function):
         tokens, heads, size = gradient.shape
         saved, scale = iter(ctx.saved_tensors), size**-0.5
         vectors, result = gradient.reshape(-1, size), gradient.new_empty(tokens * 3 * heads, size)
-        indexed = zip(_indexed(ctx.parts, heads), ctx.masks, strict=True)
-        for (segment, index, here), seeded in indexed:
+        for segment, seeded in zip(ctx.parts, ctx.masks, strict=True):
+            index, rectangle = segment.head_index(heads), segment.rectangle
             q, k, v, probabilities, factors = (next(saved) for _ in range(5))
-            mask, rectangle = (
-                seeded._replace(factors=factors).like(probabilities),
-                segment.rectangle,
-            )
+            mask = seeded._replace(factors=factors).like(probabilities)
             # The gradient of O = dropout(P) V with P = softmax(S), S = scale · Q Kᵀ:
             # dV = dropout(P)ᵀ dO, dP = dropout(dO Vᵀ), dS = P ∘ (dP − Σ P ∘ dP),
             # dQ = scale · dS K, dK = scale · dSᵀ Q.
-            above = vectors[here].index_select(0, index.queries).view(q.shape)  # dO
+            above = vectors[index.here].index_select(0, index.queries).view(q.shape)  # dO
             if rectangle.keep is not None:  # padding has read a copied query: it gives no gradient
                 _by_rows(above, segment).mul_(rectangle.keep[:, None, :, None])
             of_qkv = torch.empty(3, *q.shape, dtype=q.dtype)  # written in place, gathered once
             torch.bmm(mask.times(probabilities).to(v.dtype).mT, above, out=of_qkv[2])
-            of_probabilities = mask.times_(torch.bmm(above, v.mT).to(probabilities.dtype))
+            of_probabilities = torch.bmm(above, v.mT).to(probabilities.dtype)
+            if mask.factors is not None:
+                of_probabilities.mul_(mask.factors)
             of_scores = torch._softmax_backward_data(
                 of_probabilities, probabilities, -1, probabilities.dtype
             ).to(q.dtype)
             torch.baddbmm(of_qkv[0], of_scores, k, beta=0, alpha=scale, out=of_qkv[0])
             torch.baddbmm(of_qkv[1], of_scores.mT, q, beta=0, alpha=scale, out=of_qkv[1])
-            rows = slice(here.start * 3, here.stop * 3)
+            rows = slice(index.here.start * 3, index.here.stop * 3)
             torch.index_select(of_qkv.view(-1, size), 0, index.gradients, out=result[rows])
         return result.view(tokens, 3, heads, size), None, None
 
@@ -327,16 +326,3 @@ def _by_rows(
 ) -> Float[Tensor, "rows heads longest n"]:
     """Return a view with rows and heads apart."""
     return x.view(segment.rectangle.rows, -1, *x.shape[1:])
-
-
-def _indexed(
-    segments: Sequence[AttentionPart], heads: int
-) -> Iterator[tuple[AttentionPart, HeadIndex, slice]]:
-    """Yield each part with its indices and its slice of the batch's `(tokens · heads)`."""
-    for segment in segments:
-        rectangle = segment.rectangle
-        yield (
-            segment,
-            segment.head_index(heads),
-            slice(rectangle.start * heads, rectangle.stop * heads),
-        )

@@ -249,12 +249,14 @@ class HeadIndex:
         queries: for each place of `(rows, heads, longest)`, its place in `(part, heads)`.
         outputs: for each place of `(part, heads)`, its place in `(rows, heads, longest)`.
         gradients: for each place of `(part, 3, heads)`, its place in `(3, rows, heads, longest)`.
+        here: the slice of `(part, heads)` in `(tokens, heads)` of the batch.
     """
 
     sources: Int[Tensor, " places"]
     queries: Int[Tensor, " slots"]
     outputs: Int[Tensor, " vectors"]
     gradients: Int[Tensor, " all"]
+    here: slice
 
     @classmethod
     def of(cls, rectangle: Rectangle, heads: int) -> HeadIndex:
@@ -281,4 +283,6 @@ class HeadIndex:
         outputs = row * heads * max_length + head * max_length + column
         gradients = outputs[:, None] + three[:, None] * (rows * heads * max_length)
         queries = tokens * heads + head[:, None]
-        return cls(sources.flatten(), queries.flatten(), outputs.flatten(), gradients.flatten())
+        here = slice(rectangle.start * heads, rectangle.stop * heads)
+        sources, queries = sources.flatten(), queries.flatten()
+        return cls(sources, queries, outputs.flatten(), gradients.flatten(), here)

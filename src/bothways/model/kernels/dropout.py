@@ -127,10 +127,6 @@ class Mask(NamedTuple):
         """Return `x` times the factors."""
         return x if self.factors is None else x * self.factors
 
-    def times_(self, x: Tensor) -> Tensor:
-        """Multiply `x` by the factors in place."""
-        return x if self.factors is None else x.mul_(self.factors)
-
 
 def drop(x: Tensor, rate: float) -> tuple[Tensor, Mask]:
     """Return `x` after dropout on a CPU, and what a backward pass has to keep of it."""
