@@ -428,8 +428,17 @@ class EncoderConfig:
             message = f"width {self.width} cannot be divided among {self.heads} heads"
             fix = f"Use a number of heads that divides {self.width}."
             raise ConfigError(message, where="encoder.heads", fix=fix)
+        require_at_least(1, "encoder", key_value_heads=self.key_value_heads)
         if self.key_value_heads is not None:
-            self._check_groups(self.key_value_heads)
+            location = "encoder.key_value_heads"
+            if self.heads % self.key_value_heads:
+                groups = f"{self.key_value_heads} heads of keys and values"
+                message = f"{self.heads} heads cannot be divided among {groups}"
+                fix = f"Use a number that divides {self.heads}."
+                raise ConfigError(message, where=location, fix=fix)
+            if isinstance(self.position, Disentangled) or not self.bias.key:
+                message = "cannot be combined with disentangled positions or keys without a bias"
+                raise ConfigError(message, where=location, fix="Leave it out.")
         if self.sharing is not None and self.sharing.groups > self.depth:
             message = f"{self.sharing.groups} groups cannot share {self.depth} layers"
             fix = f"Use at most {self.depth}."
@@ -441,20 +450,6 @@ class EncoderConfig:
         if self.pad is not None and not 0 <= self.pad < self.vocab:
             message = f"id {self.pad} is not in the vocabulary of {self.vocab}"
             raise ConfigError(message, where="encoder.pad")
-
-    def _check_groups(self, groups: int) -> None:
-        location = "encoder.key_value_heads"
-        require_at_least(1, "encoder", key_value_heads=groups)
-        if self.heads % groups:
-            message = (
-                f"{self.heads} heads cannot be divided among {groups} heads of keys and values"
-            )
-            raise ConfigError(
-                message, where=location, fix=f"Use a number that divides {self.heads}."
-            )
-        if isinstance(self.position, Disentangled) or not self.bias.key:
-            message = "cannot be combined with disentangled positions or keys without a bias"
-            raise ConfigError(message, where=location, fix="Leave it out.")
 
     def _check_position(self) -> None:
         position, heads, width = self.position, self.heads, self.width
