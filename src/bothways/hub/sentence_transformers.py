@@ -198,14 +198,16 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         length = object_in(folder / "tokenizer_config.json").get("model_max_length")
     # A longer one cannot be computed: there are no positions for it.
     length = min(positions, length) if isinstance(length, int) and length > 0 else positions
+    chain = _read_modules(root / MODULES)
+    kinds = [kind for kind, _ in chain]
+    has_modules = f"its modules are {', '.join(kinds)[:200] or 'none'}"
     activations = [config[_OLDEST]] if _OLDEST in config else []
     if isinstance(section, dict) and "activation_fn" in section:
         activations.append(section["activation_fn"])
     if program.get("model_type") == "CrossEncoder" or activations:
-        kinds = [kind for kind, _ in _read_modules(root / MODULES)]
         if kinds not in ([], ["Transformer"]):
             fix = "Supported is Transformer alone."
-            raise FolderError(_has_modules(kinds), where=root / MODULES, fix=fix)
+            raise FolderError(has_modules, where=root / MODULES, fix=fix)
         # The last activation that is named, by its class; the default is the sigmoid.
         activations.append(program.get("activation_fn"))
         stated = [name for name in activations if name is not None]
@@ -220,13 +222,11 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         return CrossEncoderConfig(classes[class_name], length, *prompts)
     if not (root / MODULES).is_file():
         return None
-    chain = _read_modules(root / MODULES)
-    kinds = [kind for kind, _ in chain]
     dense, normalised = kinds.count("Dense"), kinds[-1:] == ["Normalize"]
     static = kinds[:1] == [STATIC]
     start = [STATIC] if static else ["Transformer", "Pooling"]
     if kinds != start + ["Dense"] * dense + ["Normalize"] * normalised:
-        raise FolderError(_has_modules(kinds), where=root / MODULES, fix=_FIX)
+        raise FolderError(has_modules, where=root / MODULES, fix=_FIX)
     for _, path in chain[1:]:
         require_inside(path, root / MODULES)
     if not static:
@@ -324,10 +324,6 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] |
     state = {name: read_exact(weights, f"linear.{name}") for name in layer.state_dict()}
     layer.load_state_dict(state, assign=True)
     return layer, _DENSE_ACTIVATIONS[name]
-
-
-def _has_modules(kinds: list[str]) -> str:
-    return f"its modules are {', '.join(kinds)[:200] or 'none'}"
 
 
 def _read_prompts(program: Mapping[str, Any], file: Path) -> tuple[dict[str, str], str | None]:
