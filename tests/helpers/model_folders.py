@@ -91,8 +91,9 @@ def assert_same_outputs(found: list[Tensor], wanted: list[Tensor], tolerance: fl
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
 
 
-def change_settings(folder: Path, **settings: Any) -> None:
-    file = folder / "config.json"
+def change_settings(folder: Path, name: str = "config.json", /, **settings: Any) -> None:
+    """Change settings in a file of a folder; None removes one."""
+    file = folder / name
     tree = {**json.loads(file.read_text()), **settings}
     file.write_text(json.dumps({key: value for key, value in tree.items() if value is not None}))
 

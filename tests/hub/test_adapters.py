@@ -1,6 +1,5 @@
 """Adapters of PEFT: read as the weights that they make, and written so that PEFT computes the same."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from commands import run_line
 from drawn_settings import draw_settings
+from model_folders import change_settings
 from random_weights import perturb
 from spread import in_turn
 from toy_folder import make_examples, make_folder, write_tsv
@@ -35,6 +35,7 @@ pytestmark = [  # of peft itself
 ]
 IDS = torch.tensor([2, 7, 5, 9, 11, 3])
 FAMILIES = ("bert", "roberta", "modernbert", "deberta-v2")
+SETTINGS = "adapter_config.json"
 
 
 def make_base(folder: Path, kind: str = "bert", name: str = "AutoModel", **settings: Any) -> Path:
@@ -154,7 +155,7 @@ def test_encoder_with_the_tokenizer_of_its_base(tmp_path, monkeypatch):
         tmp_path / "base", tmp_path / "adapter", "AutoModel",
         task_type="FEATURE_EXTRACTION", target_modules=["query", "dense"],
     )  # fmt: skip
-    change_settings(tmp_path / "adapter", base_model_name_or_path="../base")
+    change_settings(tmp_path / "adapter", SETTINGS, base_model_name_or_path="../base")
     loaded = bothways.load_model(tmp_path / "adapter")
     batch = loaded.tokenizer.batch(["the good film"])
     with torch.no_grad():
@@ -163,11 +164,6 @@ def test_encoder_with_the_tokenizer_of_its_base(tmp_path, monkeypatch):
     before = digest_of_model(str(tmp_path / "adapter"))
     (tmp_path / "base/vocab.txt").write_text("changed")
     assert digest_of_model(str(tmp_path / "adapter")) != before
-
-
-def change_settings(folder: Path, **changes: object) -> None:
-    file = folder / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 @pytest.fixture
@@ -207,17 +203,17 @@ def plain(tmp_path_factory) -> Path:
     ],
 )
 def test_unsupported_settings_are_refused(changes, adapter):
-    change_settings(adapter, **changes)
+    change_settings(adapter, SETTINGS, **changes)
     with pytest.raises(FolderError) as caught:
         load_model(adapter)
-    assert caught.value.where == adapter / "adapter_config.json"
+    assert caught.value.where == adapter / SETTINGS
     key = next(iter(changes))
     if key not in ("r", "lora_alpha", "base_model_name_or_path"):
         assert key in caught.value.what
 
 
 def test_malformed_patterns_are_refused(adapter):
-    change_settings(adapter, rank_pattern={"x(": 3})
+    change_settings(adapter, SETTINGS, rank_pattern={"x(": 3})
     with pytest.raises(FolderError, match=r"'x\(', which is not a regular expression"):
         load_model(adapter)
 
@@ -238,7 +234,7 @@ def test_malformed_factors_are_refused(change, message, adapter):
 
 def test_another_base_is_refused(adapter, tmp_path):
     other = make_base(tmp_path / "other", hidden_size=48)
-    change_settings(adapter, base_model_name_or_path=str(other))
+    change_settings(adapter, SETTINGS, base_model_name_or_path=str(other))
     with pytest.raises(FolderError) as caught:
         load_model(adapter)
     assert "query" in caught.value.what

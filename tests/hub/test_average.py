@@ -14,6 +14,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead
 from bothways.model.model import Model
 from commands import run_line
+from model_folders import change_settings
 
 
 def save(folder, tokenizer, seed, *, labels=("bad", "good"), depth=2):
@@ -48,10 +49,7 @@ def test_what_is_of_the_first_models_weights_is_not_copied(tokenizer, tmp_path):
     (folders[0] / "onnx").mkdir()
     (folders[0] / "onnx" / "model.onnx").write_text("a graph of the first weights")
     (folders[0] / "README.md").write_text("accuracy 0.92")
-    record = json.loads((folders[0] / "bothways.json").read_text()) | {
-        "metrics": {"accuracy": 0.92}
-    }
-    (folders[0] / "bothways.json").write_text(json.dumps(record))
+    change_settings(folders[0], "bothways.json", metrics={"accuracy": 0.92})
     bothways.average(folders, tmp_path / "mean")
     assert not (tmp_path / "mean" / "onnx").exists()
     assert "0.92" not in (tmp_path / "mean" / "README.md").read_text()

@@ -40,6 +40,7 @@ from model_folders import (
     VOCAB,
     WIDTH,
     assert_same_outputs,
+    change_settings,
     folder_of,
     outputs,
     own,
@@ -439,8 +440,6 @@ def test_a_tokenizer_with_more_ids_than_rows_is_refused(tmp_path):
     backend = Tokenizer.load(folder).backend
     backend.add_tokens(["zebra"])
     backend.save(str(folder / "tokenizer.json"))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    change_settings(folder, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     with pytest.raises(FolderError, match="the tokenizer has 27 ids, and the model's embedding 26"):
         bothways.load_model(folder).tokenizer  # noqa: B018

@@ -32,6 +32,7 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
 from closeness import assert_close
 from drawn_settings import draw_settings
+from model_folders import change_settings
 from spread import in_turn
 
 SENTENCES = [
@@ -191,8 +192,7 @@ def test_dense_layers_are_read_and_written(tmp_path, pooling, dense):
 )
 def test_a_dense_layer_that_is_not_supported_is_refused(dense, tmp_path, change):
     folder = shutil.copytree(dense, tmp_path / "saved")
-    file = folder / "2_Dense" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    change_settings(folder / "2_Dense", **change)
     with pytest.raises(FolderError) as caught:
         open_task(str(folder), "embed")
     assert "2_Dense" in str(caught.value.where)

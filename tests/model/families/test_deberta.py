@@ -19,6 +19,7 @@ from bothways.model.families.catalogue import family_for, preset
 from bothways.model.families.deberta import DEBERTA_V2
 from bothways.model.heads import ChoiceHead, LabelHead, MaskedHead, ReplacedHead
 from bothways.model.model import Model
+from model_folders import change_settings
 from random_weights import perturb
 
 LENGTHS = [7, 11, 1, 9]
@@ -55,9 +56,7 @@ def published(folder: Path, stem: str, settings: dict[str, Any]) -> tuple[Any, n
     cls = getattr(transformers, f"{stem}ForMaskedLM")
     theirs, table = moved(cls(cls.config_class(**settings, legacy=False))), nn.Embedding(24, 16)
     theirs.save_pretrained(folder)
-    raw = json.loads((folder / "config.json").read_text())
-    del raw["architectures"], raw["legacy"]
-    (folder / "config.json").write_text(json.dumps(raw))
+    change_settings(folder, architectures=None, legacy=None)
     add(folder, {TABLE: table.weight.detach()})
     return theirs, table
 
@@ -89,10 +88,7 @@ def logits_of(model: Model, batch: Batch) -> Tensor:
 def test_a_published_file_predicts_with_its_decoder(changes, tmp_path):
     """Equal in outputs and gradients to the decoder written out; written back in the same layout, tensor by tensor."""
     theirs, table = published(tmp_path / "theirs", "DebertaV2", LATER | changes)
-    raw = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    (tmp_path / "theirs" / "config.json").write_text(
-        json.dumps(raw | {"tie_word_embeddings": bool(changes)})
-    )
+    change_settings(tmp_path / "theirs", tie_word_embeddings=bool(changes))
     loaded = load_model(tmp_path / "theirs")
     assert set(loaded.model.heads) == {"masked"}
     assert not loaded.report.unused

@@ -30,6 +30,7 @@ from family_peers import (
     outputs,
     peer,
 )
+from model_folders import change_settings
 from spread import first_of
 
 SINGLE = [
@@ -200,14 +201,10 @@ def test_settings_are_read_under_their_other_names(model_type, tmp_path):
     peer(family, architecture, 4).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     settings = json.loads(file.read_text())
-    file.write_text(
-        json.dumps(
-            settings
-            | {alias: settings[name] for alias, name in family.config_rules.aliases.items()}
-        )
-    )
+    aliases = family.config_rules.aliases
+    change_settings(tmp_path, **{alias: settings[name] for alias, name in aliases.items()})
     both = load_model(tmp_path).model.config
-    names = {name: alias for alias, name in family.config_rules.aliases.items()}
+    names = {name: alias for alias, name in aliases.items()}
     file.write_text(json.dumps({names.get(key, key): value for key, value in settings.items()}))
     theirs = getattr(transformers, architecture.name).from_pretrained(tmp_path).eval()
     mine = load_model(tmp_path).model
