@@ -68,12 +68,17 @@ def word_ends(folder: Path, name: str | None, kind: str = "bert") -> Path:
 def saved(folder: Path, made: Any, kind: str, name: str | None = None, **config: Any) -> Path:
     """What transformers saves, perhaps with other settings; `tokenizer.json` is not changed."""
     made.save_pretrained(folder)
-    config |= {"tokenizer_class": name} if name else {}
-    held = json.loads((folder / "tokenizer_config.json").read_text()) | config
-    kept = {key: value for key, value in held.items() if value != "left out"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(kept))
+    change_settings(folder, **config, **({"tokenizer_class": name} if name else {}))
     (folder / "config.json").write_text(json.dumps({"model_type": kind}))
     return folder
+
+
+def change_settings(folder: Path, **config: Any) -> None:
+    """Settings that are changed or, if "left out", removed."""
+    file = folder / "tokenizer_config.json"
+    held = json.loads(file.read_text()) | config
+    kept = {key: value for key, value in held.items() if value != "left out"}
+    file.write_text(json.dumps(kept))
 
 
 def camembert() -> Any:
@@ -274,14 +279,10 @@ def test_texts_that_are_cut_at_their_beginning_are_refused(side, tmp_path):
     """By the settings, or by a `tokenizer.json` whose settings say nothing, as in transformers."""
     cut = {"max_length": 8, "stride": 0, "strategy": "LongestFirst", "direction": "Left"}
     folder = changed(tmp_path, truncation=cut if side == "Left" else None)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("truncation_side", None)
-    settings |= {"truncation_side": side} if side == "left" else {}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    change_settings(folder, truncation_side=side if side == "left" else "left out")
     with pytest.raises(TokenizerError, match="cuts long texts at their beginning"):
         Tokenizer.load(folder)
-    settings["truncation_side"] = "right"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    change_settings(folder, truncation_side="right")
     assert Tokenizer.load(folder).backend.truncation is None
 
 
@@ -311,9 +312,7 @@ def test_a_file_that_is_not_of_its_class_is_refused(parts, tmp_path):
         Tokenizer.load(changed(tmp_path, **parts))
     assert caught.value.where == tmp_path / "tokenizer.json"
     assert "PreTrainedTokenizerFast" in str(caught.value.fix)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    change_settings(tmp_path, tokenizer_class="PreTrainedTokenizerFast")
     if parts.get("pre_tokenizer", 0) is not None:
         assert_equal(Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path), TEXTS[:200])
 

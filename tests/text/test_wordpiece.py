@@ -211,7 +211,7 @@ class Call:
     """A valid call, and outputs to be left alone."""
 
     def __init__(self, text: bytes = b"hello world", lengths: tuple[int, ...] = (5, 6)) -> None:
-        self.fast, self.text = compile_it(backend()), text
+        self.fast, self.text, self.threads = compile_it(backend()), text, 1
         self.starts = np.zeros(len(lengths) + 1, np.int64)
         self.lengths = np.array(lengths, np.int64)
         self.ids = np.full(100, 7, np.int32)
@@ -220,19 +220,19 @@ class Call:
         sizes = (text, len(text), len(lengths))
         self.batch = wordpiece.WordPieceBatch(*sizes, *arrays, None, None, self.missing.ctypes.data)
 
-    def __call__(self, threads: int = 1) -> None:
-        self.fast._call("encode", self.fast._handle, ctypes.byref(self.batch), threads)
+    def __call__(self) -> None:
+        self.fast._call("encode", self.fast._handle, ctypes.byref(self.batch), self.threads)
 
 
 @compiled
 @pytest.mark.parametrize(("field", "value"), [
     ("text", None), ("bytes", -1), ("bytes", 2**31), ("bytes", 10), ("texts", -1), ("texts", 1),
     ("texts", 2**40), ("starts", None), ("lengths", None), ("ids", None), ("words", 64),
-    ("missing", None),
+    ("missing", None), ("threads", 0), ("threads", -1), ("threads", 2**20),
 ])  # fmt: skip
-def test_batch_that_does_not_fit_is_refused(field, value):
+def test_call_that_does_not_fit_is_refused(field, value):
     call = Call()
-    setattr(call.batch, field, value)
+    setattr(call if field == "threads" else call.batch, field, value)
     with pytest.raises(ValueError, match="an argument is invalid"):
         call()
     assert (call.ids == 7).all()
@@ -257,13 +257,6 @@ def test_bytes_that_are_not_utf8_are_refused(text):
     characters = sum(byte & 0xC0 != 0x80 for byte in text)
     with pytest.raises(ValueError, match="invalid"):
         Call(text, (characters,))()
-
-
-@compiled
-@pytest.mark.parametrize("threads", [0, -1, 2**20])
-def test_numbers_of_threads_are_checked(threads):
-    with pytest.raises(ValueError, match="invalid"):
-        Call()(threads)
 
 
 @compiled
