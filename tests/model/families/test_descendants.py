@@ -188,10 +188,9 @@ def test_saved_type_follows_vocabulary_then_folder(vocabulary, origin, model_typ
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.model_type for family in FAMILIES])
-def test_the_other_names_of_a_setting_are_those_of_transformers(family):
-    assert (
-        family.config_rules.aliases == transformers.CONFIG_MAPPING[family.model_type].attribute_map
-    )
+def test_the_other_names_of_a_setting_in_transformers_are_known(family):
+    theirs = transformers.CONFIG_MAPPING[family.model_type].attribute_map
+    assert theirs.items() <= family.config_rules.aliases.items()
 
 
 @pytest.mark.parametrize("model_type", ["distilbert", "gpt2", "openai-gpt"])

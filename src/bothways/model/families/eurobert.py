@@ -120,7 +120,7 @@ EUROBERT = Family(
             "bias.attention": "attention_bias",
         },
         fixed={},
-        published={"clf_pooling": "classifier_pooling"},
+        aliases={"clf_pooling": "classifier_pooling"},
         ignored=frozenset({"pretraining_tp", "mask_token_id", "auto_map"}),
         read_more=_read_more,
         write_more=_write_more,

@@ -100,8 +100,8 @@ class ConfigRules:
         activations: its names of activations; the first name of each is written.
         fixed: settings that must have this value or be absent.
         constant: settings that are always written.
-        aliases: other names that transformers accepts for its settings.
-        published: names of settings in models that were published before transformers had them.
+        aliases: other names of its settings, that transformers accepts or that models have which
+            were published before transformers had the family.
         ignored: settings of the family that change no output, or that only some models read.
         read_more: reads the other settings: (configuration so far, settings, file).
         write_more: returns the other settings of a configuration.
@@ -115,7 +115,6 @@ class ConfigRules:
     fixed: Mapping[str, Any] = field(default_factory=lambda: FIXED)
     constant: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    published: Mapping[str, str] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     read_more: Callable[[EncoderConfig, Mapping[str, Any], str], EncoderConfig] = (
         lambda config, raw, where: config
@@ -136,8 +135,8 @@ class ConfigRules:
         """Return our configuration, and the settings that are unknown here; errors as `read`."""
         settings = _RecordedSettings(self._without_aliases(raw, location))
         config = self._read(settings, location)
-        aliases = self.aliases.keys() | self.published.keys()
-        recognised = settings.read | IGNORED | aliases | self.ignored | self.constant.keys()
+        own = self.aliases.keys() | self.ignored | self.constant.keys()
+        recognised = settings.read | IGNORED | own
         # null stands for the default, which changes nothing.
         unknown = {key: raw[key] for key in raw if key not in recognised and raw[key] is not None}
         for key in unknown.keys() & ALTERING:
@@ -183,15 +182,13 @@ class ConfigRules:
             shifted = read_flag(raw, SHIFTED, False, location)
             return replace(config, readout=replace(config.readout, shifted=shifted))
         except ConfigError as error:
-            raise FolderError(
-                f"{error.where}: {error.what}", where=location, fix=error.fix
-            ) from error
+            message = f"{error.where}: {error.what}"
+            raise FolderError(message, where=location, fix=error.fix) from error
 
     def _without_aliases(self, raw: Mapping[str, Any], location: str) -> Mapping[str, Any]:
         """Return the settings under their first names."""
-        aliases = {**self.published, **self.aliases}
-        renamed = {name: raw[alias] for alias, name in aliases.items() if alias in raw}
-        for alias, name in aliases.items():
+        renamed = {name: raw[alias] for alias, name in self.aliases.items() if alias in raw}
+        for alias, name in self.aliases.items():
             if alias in raw and raw.get(name, raw[alias]) != raw[alias]:
                 message = (
                     f"{name} is {raw[name]!r:.40}, and its other name {alias} is {raw[alias]!r:.40}"
@@ -253,9 +250,8 @@ def check_size(config: EncoderConfig, location: str) -> None:
     for path, value in sizes.items():
         limit = MAX_LAYERS if path in ("depth", "blocks") else MAX_SIZE
         if isinstance(value, int) and value > limit:
-            raise ConfigError(
-                f"must be at most {limit:,}, not {value:,}", where=f"{location}.{path}"
-            )
+            message = f"must be at most {limit:,}, not {value:,}"
+            raise ConfigError(message, where=f"{location}.{path}")
 
 
 def _at(config: EncoderConfig, path: str) -> Any:

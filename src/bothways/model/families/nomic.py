@@ -101,7 +101,7 @@ NOMIC_BERT = Family(
         base(),
         activations={**ACTIVATIONS, "swiglu": "silu"},
         fixed=FIXED | dict.fromkeys(_OFF, False),
-        published=_SETTINGS,
+        aliases=_SETTINGS,
         ignored=frozenset({"embd_pdrop", "max_trained_positions", "auto_map"}),
         read_more=_read_more,
         write_more=lambda config: {
