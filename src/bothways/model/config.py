@@ -119,9 +119,8 @@ class Sharing:
         location = "encoder.sharing"
         require_at_least(1, location, groups=self.groups, layers_per_group=self.layers_per_group)
         if self.parts != "all" and self.layers_per_group > 1:
-            message = (
-                f"must be 1 where layers share {self.parts} alone, not {self.layers_per_group}"
-            )
+            message = f"must be 1 where layers share {self.parts} alone, "
+            message += f"not {self.layers_per_group}"
             raise ConfigError(message, where=f"{location}.layers_per_group")
 
 
@@ -454,9 +453,8 @@ class EncoderConfig:
     def _check_position(self) -> None:
         position, heads, width = self.position, self.heads, self.width
         if isinstance(position, Rotary) and width // heads % 2:
-            message = (
-                f"rotary positions need an even head size, but width / heads = {width // heads}"
-            )
+            actual = f"width / heads = {width // heads}"
+            message = f"rotary positions need an even head size, but {actual}"
             raise ConfigError(message, where="encoder.heads", fix="Use heads of an even width.")
         convolution = position.convolution if isinstance(position, Disentangled) else None
         if convolution is not None and width % convolution.groups:
@@ -467,11 +465,9 @@ class EncoderConfig:
         if self.has_relative_scores and sparse:
             relative = isinstance(position, Disentangled)
             name = "disentangled positions" if relative else "a bias of distances"
-            raise ConfigError(
-                f"{name} cannot be combined with block-sparse patterns or global tokens",
-                where="encoder.patterns",
-                fix="Use learned positions, or full attention and windows.",
-            )
+            message = f"{name} cannot be combined with block-sparse patterns or global tokens"
+            fix = "Use learned positions, or full attention and windows."
+            raise ConfigError(message, where="encoder.patterns", fix=fix)
 
 
 def with_vocabulary(encoder: EncoderConfig, size: int, pad: int | None) -> EncoderConfig:

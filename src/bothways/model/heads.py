@@ -452,12 +452,10 @@ class NextTokenHead(HeadValue):
 
     def build(self, config: EncoderConfig) -> nn.Module:
         if config.embedding is not None and config.readout.output == "embedding":
-            raise ConfigError(
-                f"the next-token head predicts with the token embedding, whose {config.embedding} "
-                f"features differ from the encoder's {config.width}",
-                where="encoder.embedding",
-                fix='Leave it out, or give the head its own matrix: readout.output = "own".',
-            )
+            message = "the next-token head predicts with the token embedding, whose "
+            message += f"{config.embedding} features differ from the encoder's {config.width}"
+            fix = 'Leave it out, or give the head its own matrix: readout.output = "own".'
+            raise ConfigError(message, where="encoder.embedding", fix=fix)
         return NextTokenOutput(config)
 
 
@@ -487,11 +485,9 @@ def with_pooler(config: EncoderConfig, heads: Iterable[Head]) -> tuple[Head, ...
     """Return these heads, with the pooler in front if one of them reads it."""
     specification = tuple(heads)
     needs = any(head.reads_pooler(config) for head in specification)
-    return (
-        (PoolerHead(), *specification)
-        if needs and PoolerHead() not in specification
-        else specification
-    )
+    if needs and PoolerHead() not in specification:
+        return (PoolerHead(), *specification)
+    return specification
 
 
 def _output(

@@ -517,7 +517,6 @@ class Model(nn.Module):
                 result = head(hidden.last)
             case _:
                 message = f"the head {kind!r} is computed by its task model alone"
-                raise ConfigError(
-                    message, where="heads", fix=f"Call model.heads[{kind!r}] yourself."
-                )
+                fix = f"Call model.heads[{kind!r}] yourself."
+                raise ConfigError(message, where="heads", fix=fix)
         return result

@@ -30,9 +30,8 @@ class DistanceBias:
         location = "encoder.position.bias"
         require_at_least(4, location, buckets=self.buckets)
         if self.buckets % 4:
-            raise ConfigError(
-                f"must be a multiple of 4, not {self.buckets}", where=f"{location}.buckets"
-            )
+            message = f"must be a multiple of 4, not {self.buckets}"
+            raise ConfigError(message, where=f"{location}.buckets")
         require_at_least(self.buckets // 4 + 1, location, max_distance=self.max_distance)
 
 
@@ -188,11 +187,10 @@ class Disentangled:
         # used; see `model.embedding.row_of`.
         low, high = 2 * (self.farthest - 1), 2 * (self.max_positions - 1)
         if self.buckets is not None and low <= self.buckets < high:
-            raise ConfigError(
-                f"must be below twice the distance {self.farthest} less 1 or at least {high}, "
-                f"enough for every distance in {self.max_positions} positions, not {self.buckets}",
-                where="encoder.position.buckets",
-            )
+            message = f"must be below twice the distance {self.farthest} less 1 or at least {high}"
+            message += f", enough for every distance in {self.max_positions} positions, "
+            message += f"not {self.buckets}"
+            raise ConfigError(message, where="encoder.position.buckets")
 
 
 Position = Learned | Sinusoidal | Rotary | Disentangled

@@ -88,10 +88,8 @@ def _draw(key: RandomBlocks, count: int, pattern: Blocks) -> BlockNumbers:
 def _range(block: int, count: int, size: int) -> BlockNumbers:
     """Return the blocks that a block draws from at the published lengths."""
     # 0 and count − 1 are global blocks and never drawn.
-    middle, last_start = (
-        np.arange(1, count - 1),
-        REACHED // size - 1 if 2 * size < REACHED else count - 1,
-    )
+    middle = np.arange(1, count - 1)
+    last_start = REACHED // size - 1 if 2 * size < REACHED else count - 1
     previous = block - 2
     match block:
         case 1 | 2:

@@ -265,11 +265,8 @@ class HeadIndex:
         Example, lengths 2 and 1 with one head: the slots are 0, 1 and 2 of 2 × 2, so tokens is
         [[0, 1], [2, −1]]; padding repeats the first token of its row: [[0, 1], [2, 2]].
         """
-        rows, max_length, count = (
-            rectangle.rows,
-            rectangle.longest,
-            rectangle.stop - rectangle.start,
-        )
+        rows, max_length = rectangle.rows, rectangle.longest
+        count = rectangle.stop - rectangle.start
         slots = torch.arange(count) if rectangle.slots is None else rectangle.slots
         tokens = torch.full((rows * max_length,), -1).index_copy_(0, slots, torch.arange(count))
         tokens = tokens.view(rows, 1, max_length)

@@ -26,11 +26,9 @@ def attention_probabilities(
         ConfigError: the pattern reads random blocks, whose probabilities are not one per pair.
     """
     if isinstance(view.pattern, Blocks) and view.layout.max_seqlen > view.pattern.dense:
-        raise ConfigError(
-            f"attentions of block-sparse sequences longer than {view.pattern.dense} tokens are "
-            "not available: some pairs of tokens are read twice",
-            where="encoder.patterns",
-        )
+        message = f"attentions of block-sparse sequences longer than {view.pattern.dense} tokens "
+        message += "are not available: some pairs of tokens are read twice"
+        raise ConfigError(message, where="encoder.patterns")
     if view.rotary is not None:
         qkv = view.rotary(qkv)
         global_qkv = None if global_qkv is None else view.rotary(global_qkv)

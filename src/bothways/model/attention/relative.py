@@ -56,18 +56,16 @@ def attend_relative(
     outputs = []
     scale = (qkv.shape[-1] * terms.count) ** -0.5
     for segment, rows in zip(view.parts, view.distances.rows, strict=True):
-        q, k, v = segment.rectangle.pad(qkv).permute(
-            2, 0, 3, 1, 4
-        )  # each (rows, heads, longest, d)
+        rectangle = segment.rectangle
+        q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
         # Queries are scaled below, so no kernel scales in place: the choice is that of training.
         call = AttentionCall(
-            qkv.device, qkv.dtype, qkv.shape[-1], segment.rectangle.longest, dropout=rate,
-            learning=True,
-        )  # fmt: skip
+            qkv.device, qkv.dtype, qkv.shape[-1], rectangle.longest, dropout=rate, learning=True
+        )
         q = (q * scale).contiguous()
         bias = position_scores(q, k, terms, rows, scale)
         result = _attend_padded(q, k, v, bias, segment.mask, rate, padded_kernel(call))
-        outputs.append(segment.rectangle.unpad(result.transpose(1, 2)))
+        outputs.append(rectangle.unpad(result.transpose(1, 2)))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 

@@ -54,11 +54,8 @@ def refuse_gradients(layer: object, *inputs: Tensor) -> None:
     """
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         message = f"{type(layer).__name__} is for inference and has no gradients"
-        raise ConfigError(
-            message,
-            where="precision",
-            fix="Train the model itself, then prepare the trained model.",
-        )
+        fix = "Train the model itself, then prepare the trained model."
+        raise ConfigError(message, where="precision", fix=fix)
 
 
 class InferenceLayer(nn.Module):
@@ -71,9 +68,8 @@ class InferenceLayer(nn.Module):
             ConfigError: always.
         """
         message = "layers prepared for inference exist in memory only"
-        raise ConfigError(
-            message, where="precision", fix="Save the model that they were made from."
-        )
+        fix = "Save the model that they were made from."
+        raise ConfigError(message, where="precision", fix=fix)
 
 
 class CompiledPart:
@@ -257,8 +253,6 @@ def on_round_rows(
     # Products in fp32 are MKL's, which plans nothing; predictions have packed layers.
     learns = x[0].is_cpu and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
     extra = round_rows(rows) - rows if learns and not is_tracing() else 0
-    return (
-        compute(*(F.pad(rows_of, (0, 0, 0, extra)) for rows_of in x))[:rows]
-        if extra
-        else compute(*x)
-    )
+    if not extra:
+        return compute(*x)
+    return compute(*(F.pad(rows_of, (0, 0, 0, extra)) for rows_of in x))[:rows]
