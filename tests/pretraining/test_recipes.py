@@ -21,7 +21,7 @@ from bothways.data.masking import AnyToken, CorpusToken, Masking, NGrams, Spans
 from bothways.data.segments import FullSentences, NextSentence
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts
-from bothways.model.families.catalogue import PRESETS, family_for, preset, preset_family
+from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.positions import Learned
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM, with_masking
@@ -111,7 +111,7 @@ def test_modern_has_no_dropout_in_any_preset_and_keeps_its_family():
         rates = (encoder.dropout.hidden, encoder.dropout.attention, encoder.dropout.embedding)
         assert not any(rates), name
         assert not getattr(encoder.mlp, "dropout", 0.0), name  # inside GTE's gated layers
-        assert family_for(encoder) is preset_family(name)
+        assert family_for(encoder) is family_for(preset(name))
     embedded = preset("bert-tiny").with_dropout(Dropouts(embedding=0.2), mlp=0.0)
     assert settings_of("modern", embedded).encoder.dropout == Dropouts(0.0, 0.0, 0.0)
 

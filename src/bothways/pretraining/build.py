@@ -30,7 +30,6 @@ from bothways.model.families.catalogue import (
     family_for,
     nearest_family,
     preset,
-    preset_family,
 )
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -394,7 +393,7 @@ def check_class(
         return []
     message = f"transformers has no {family.model_type} class with the heads {names}"
     alternatives = ", ".join(other.model_type for other in suitable)
-    presets = (name for name in PRESETS if preset_family(name) in suitable)
+    presets = (name for name in PRESETS if family_for(PRESETS[name]()) in suitable)
     # The preset of a suitable family whose width is nearest.
     nearest = min(presets, key=lambda x: abs(PRESETS[x]().width - encoder.width), default=None)
     advice = f": {argument(model=nearest)}" if nearest else ""

@@ -84,12 +84,6 @@ def nearest_family(config: EncoderConfig) -> tuple[str, list[str]]:
     return min(differences.items(), key=lambda item: len(item[1]))
 
 
-@functools.cache
-def preset_family(name: str) -> Family | None:
-    """Return the family that a preset is saved as, without looking at a vocabulary."""
-    return family_for(PRESETS[name]())
-
-
 def preset(name: str) -> EncoderConfig:
     """Return the configuration of a published model.
 
