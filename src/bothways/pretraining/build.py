@@ -24,13 +24,7 @@ from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.block import Attention
 from bothways.model.config import EncoderConfig, with_vocabulary
-from bothways.model.families.catalogue import (
-    FAMILIES,
-    PRESETS,
-    family_for,
-    nearest_family,
-    preset,
-)
+from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, nearest_family, preset
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned

@@ -19,10 +19,7 @@ from bothways.model.model import Model
 from bothways.training.parallel import Plan, replicate
 from bothways.training.step_cost import forward_flops, seen
 from drawn_settings import draw_settings
-from family_peers import (
-    answers,
-    assert_drops_alike,
-)
+from family_peers import answers, assert_drops_alike
 from spread import first_of
 
 ARCHITECTURES = {a.name: a for family in (LONGFORMER, BIGBIRD) for a in family.architectures}

@@ -20,12 +20,7 @@ from bothways.core.runtime.devices import has_flex, has_varlen
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention import reference
 from bothways.model.attention.flash import PackedView, attend_packed
-from bothways.model.attention.mask import (
-    EVERYTHING,
-    AttentionPart,
-    AttentionView,
-    sees_all,
-)
+from bothways.model.attention.mask import EVERYTHING, AttentionPart, AttentionView, sees_all
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
