@@ -49,6 +49,11 @@ class GlobalTokens:
         slots = torch.argsort(~selected, dim=1, stable=True)[:, :count]
         return cls(slots, selected.gather(1, slots))
 
+    def selected(self, longest: int) -> Bool[Tensor, "rows longest"]:
+        """Return True at their positions."""
+        nothing = self.exists.new_zeros(len(self.slots), longest)
+        return nothing.scatter(1, self.slots, self.exists)
+
 
 @dataclass(frozen=True)
 class BlockSparseMask:
@@ -126,12 +131,7 @@ def _except_global(
     real: Bool[Tensor, "rows longest"], global_tokens: GlobalTokens | None
 ) -> Bool[Tensor, "others longest"]:
     """Leave out the global tokens, which are read once, in front of the blocks."""
-    if global_tokens is None:
-        return real
-    selected = torch.zeros(
-        len(global_tokens.slots), real.shape[1], dtype=torch.bool, device=real.device
-    )
-    return real & ~selected.scatter(1, global_tokens.slots, global_tokens.exists)
+    return real if global_tokens is None else real & ~global_tokens.selected(real.shape[1])
 
 
 def _neighbours(count: int, device: torch.device) -> Int[Tensor, "1 blocks 3"]:

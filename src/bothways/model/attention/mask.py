@@ -144,10 +144,8 @@ class AttentionPart:
             case _:
                 assert_never(self.pattern)
         if self.global_tokens is not None:
-            slots, exists = self.global_tokens.slots, self.global_tokens.exists
-            selected = position.new_zeros(rectangle.rows, rectangle.longest, dtype=torch.bool)
             # All queries of a row attend to its global tokens: (rows, 1, 1, longest).
-            near = near | selected.scatter(1, slots, exists)[:, None, None]
+            near = near | self.global_tokens.selected(rectangle.longest)[:, None, None]
         if rectangle.keep is None or keys is None:
             return near if keys is None else near & keys
         # A padding query attends to everything: the softmax of an empty row is NaN and would spoil
