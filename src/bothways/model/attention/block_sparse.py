@@ -82,7 +82,9 @@ def window_mask(
     # A block of queries and its three blocks of keys: query i has the position size + i among them.
     query, key = torch.arange(size, device=device) + size, torch.arange(3 * size, device=device)
     band = (query[:, None] - key).abs() <= window.radius
-    visible = _neighbour_keys(_except_global(real, global_tokens), count, size)
+    # Global tokens are read once, in front of the blocks.
+    near = real if global_tokens is None else real & ~global_tokens.selected(rectangle.longest)
+    visible = _neighbour_keys(near, count, size)
     visible = visible[:, None, :, None] & band  # (rows, 1, blocks, size, 3 · size)
     # A padding query attends to everything: the softmax of an empty row is NaN and would spoil the
     # gradients of real keys. Nothing reads its output.
@@ -102,7 +104,8 @@ def bigbird_mask(
     A random block that is also a neighbour is read and counted twice, as in the reference code.
     """
     device, size, count = drawn.device, pattern.size, drawn.shape[1]
-    near = _neighbour_keys(_except_global(_real(rectangle, device), global_tokens), count, size)
+    ordinary = _real(rectangle, device) & ~global_tokens.selected(rectangle.longest)
+    near = _neighbour_keys(ordinary, count, size)
     near = near[:, None, :, None].expand(-1, len(drawn), -1, -1, -1)
     # Positions of the keys of random blocks; the last block may reach beyond the sequence.
     positions = drawn[..., None] * size + torch.arange(size, device=device)
@@ -125,13 +128,6 @@ def _real(rectangle: Rectangle, device: torch.device) -> Bool[Tensor, "rows long
     if rectangle.keep is not None:
         return rectangle.keep
     return torch.ones(1, rectangle.longest, dtype=torch.bool, device=device)
-
-
-def _except_global(
-    real: Bool[Tensor, "rows longest"], global_tokens: GlobalTokens | None
-) -> Bool[Tensor, "others longest"]:
-    """Leave out the global tokens, which are read once, in front of the blocks."""
-    return real if global_tokens is None else real & ~global_tokens.selected(real.shape[1])
 
 
 def _neighbours(count: int, device: torch.device) -> Int[Tensor, "1 blocks 3"]:
