@@ -78,7 +78,9 @@ def window_mask(
     """Return the mask of a window, with blocks as long as its radius."""
     size = max(window.radius, TUNING.smallest_block)
     count = -(-rectangle.longest // size)
-    real = _real(rectangle, device)
+    real = rectangle.keep
+    if real is None:  # nothing is padded
+        real = torch.ones(1, rectangle.longest, dtype=torch.bool, device=device)
     # A block of queries and its three blocks of keys: query i has the position size + i among them.
     query, key = torch.arange(size, device=device) + size, torch.arange(3 * size, device=device)
     band = (query[:, None] - key).abs() <= window.radius
@@ -104,8 +106,7 @@ def bigbird_mask(
     A random block that is also a neighbour is read and counted twice, as in the reference code.
     """
     device, size, count = drawn.device, pattern.size, drawn.shape[1]
-    ordinary = _real(rectangle, device) & ~global_tokens.selected(rectangle.longest)
-    near = _neighbour_keys(ordinary, count, size)
+    near = _neighbour_keys(~global_tokens.selected(rectangle.longest), count, size)
     near = near[:, None, :, None].expand(-1, len(drawn), -1, -1, -1)
     # Positions of the keys of random blocks; the last block may reach beyond the sequence.
     positions = drawn[..., None] * size + torch.arange(size, device=device)
@@ -121,13 +122,6 @@ def first_and_last(rectangle: Rectangle, size: int, device: torch.device) -> Glo
     position = torch.arange(rectangle.longest, device=device)
     slots = torch.cat([position[:size], position[tail:]]).expand(rectangle.rows, -1)
     return GlobalTokens(slots, torch.ones_like(slots, dtype=torch.bool))
-
-
-def _real(rectangle: Rectangle, device: torch.device) -> Bool[Tensor, "rows longest"]:
-    """Return True at the slots of tokens; a single row where nothing is padded."""
-    if rectangle.keep is not None:
-        return rectangle.keep
-    return torch.ones(1, rectangle.longest, dtype=torch.bool, device=device)
 
 
 def _neighbours(count: int, device: torch.device) -> Int[Tensor, "1 blocks 3"]:
