@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from bothways.tasks.predictions import AnswerPrediction, AnswerSpan
 from bothways.tasks.question_answering import examples as metrics
 from bothways.tasks.question_answering.examples import Question
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
 
 def english(*answers: str, impossible: bool | None = None) -> Question:
@@ -99,9 +101,13 @@ def test_texts_without_spaces():
     assert not any(map(metrics.unspaced, ["The cat sat.", "大莱龙铁路 in Shandong", "1998", ""]))
 
 
-def graded(*rows: tuple[Question, str, str, float]) -> metrics.ScoredAnswers:
-    """Scores of a question, a prediction, the best answer and a difference in each row."""
-    return metrics.ScoredAnswers(*np.array([metrics.score_answer(*row) for row in rows]).T)
+def scored(*rows: tuple[Question, str, str, float]) -> dict[str, float]:
+    """The metrics of a question, a prediction, the best answer and a difference in each row."""
+    results = [
+        (question, AnswerPrediction("q", text, None, None, 1.0, difference, (AnswerSpan(best, 0, 0, 0.0, 1.0),)))
+        for question, text, best, difference in rows
+    ]  # fmt: skip
+    return dict(QuestionAnsweringTask().score(results, ()))
 
 
 @given(st.integers(1, 10), st.booleans(), st.integers(0, 9999))
@@ -118,11 +124,13 @@ def test_the_best_threshold_is_the_best_of_all(count, ties, seed):
         answers = [(q, "" if d > limit else best) for q, _, best, d in rows]
         return float(np.mean([metrics.grade_answer(answer, q).f1 for q, answer in answers]))
 
-    columns = graded(*rows)
-    threshold, best = metrics.best_threshold(columns.difference, columns.given_f1, columns.none)
+    differences = [difference for *_, difference in rows]
+    best_f1 = [metrics.grade_answer(best, question).f1 for question, _, best, _ in rows]
+    none_f1 = [metrics.grade_answer("", question).f1 for question, *_ in rows]
+    threshold, best = metrics.best_threshold(differences, best_f1, none_f1)
     assert f1_at(threshold) == pytest.approx(best)
-    assert best == pytest.approx(max(f1_at(place) for place in (-math.inf, *columns.difference)))
-    assert threshold not in columns.difference
+    assert best == pytest.approx(max(f1_at(place) for place in (-math.inf, *differences)))
+    assert threshold not in differences
 
 
 def test_metrics_are_means_over_their_questions():
@@ -135,7 +143,7 @@ def test_metrics_are_means_over_their_questions():
         (none, "mouse", "mouse", -2.0),
     ]
     f1, f1_best = (1 + 2 / 3 + 0 + 1 + 0) / 5, (1 + 2 / 3 + 1 + 1 + 0) / 5  # answer up to 0.5
-    assert graded(*rows).metrics() == pytest.approx({
+    assert scored(*rows) == pytest.approx({
         "em": 2 / 5, "f1": f1, "f1_best": f1_best, "em_best": 3 / 5, "threshold_best": 1.75,
         "em_no": 1 / 2, "em_has": 1 / 3, "f1_has": (1 + 2 / 3) / 3,
     })  # fmt: skip
@@ -143,8 +151,8 @@ def test_metrics_are_means_over_their_questions():
 
 def test_metrics_where_every_question_has_an_answer_and_where_none_has():
     rows = [(english("cat"), text, text, d) for text, d in (("cat", 5.0), ("black cat", -5.0))]
-    assert graded(*rows).metrics() == pytest.approx({"em": 0.5, "f1": 5 / 6, "f1_best": 5 / 6})
-    empty = graded((english(impossible=True), "cat", "cat", 1.5))
+    assert scored(*rows) == pytest.approx({"em": 0.5, "f1": 5 / 6, "f1_best": 5 / 6})
+    unanswerable = (english(impossible=True), "cat", "cat", 1.5)
     expected = {"em": 0.0, "f1": 0.0, "f1_best": 1.0, "em_best": 1.0, "em_no": 0.0}
     expected["threshold_best"] = 0.5
-    assert empty.metrics() == pytest.approx(expected)
+    assert scored(unanswerable) == pytest.approx(expected)

@@ -29,7 +29,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -253,60 +253,6 @@ def grade_answer(text: str, question: Question) -> Grade:
             f1 = 2 * shared / (len(tokens) + len(expected))
         grades.append(Grade(float(text == answer), f1))
     return Grade(max(grade.exact for grade in grades), max(grade.f1 for grade in grades))
-
-
-class ScoredAnswers(NamedTuple):
-    """The scores of an answer, or of several, each then an array over questions.
-
-    Attributes:
-        exact, f1: of the prediction.
-        given_exact, given_f1: of the best answer, whether it was given or not.
-        none: of no answer: 1 where that is right.
-        difference: score of no answer minus the best answer's.
-        impossible: 1 where the question has no answer.
-    """
-
-    exact: Any
-    f1: Any
-    given_exact: Any
-    given_f1: Any
-    none: Any
-    difference: Any
-    impossible: Any
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return the metrics.
-
-        Returns:
-            "em" and "f1" of the predictions, and "f1_best", the F1 at the best threshold. With
-            questions without an answer also "em_best", "threshold_best" (for F1), and the metrics
-            of questions with ("_has") and without an answer ("_no").
-        """
-        exact, f1, given_exact, given_f1, none, difference, impossible = self
-        # The threshold may deny an answer that was given, so it searches among the best answers
-        no, (threshold, best) = impossible > 0, best_threshold(difference, given_f1, none)
-        metrics = {"em": float(exact.mean()), "f1": float(f1.mean()), "f1_best": best}
-        if not no.any():
-            return metrics
-        metrics["em_best"] = best_threshold(difference, given_exact, none)[1]
-        metrics["threshold_best"] = threshold
-        metrics["em_no"] = float(exact[no].mean())
-        if not no.all():
-            metrics |= {"em_has": float(exact[~no].mean()), "f1_has": float(f1[~no].mean())}
-        return metrics
-
-
-def score_answer(question: Question, text: str, best: str, difference: float) -> ScoredAnswers:
-    """Return the scores of an answer.
-
-    Args:
-        text: the prediction; "" for no answer.
-        best: the best answer; `text` is that or "".
-    """
-    best_grade, none = grade_answer(best, question), grade_answer("", question)
-    exact, f1 = (best_grade.exact, best_grade.f1) if text else (none.exact, none.f1)
-    of_best, impossible = (best_grade.exact, best_grade.f1), float(question.impossible is True)
-    return ScoredAnswers(exact, f1, *of_best, none.f1, difference, impossible)
 
 
 def best_threshold(

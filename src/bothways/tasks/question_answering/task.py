@@ -53,12 +53,11 @@ from bothways.tasks.question_answering.examples import (
     TABLE,
     Question,
     QuestionColumns,
-    ScoredAnswers,
+    best_threshold,
     grade_answer,
     located,
     question_of,
     read_squad,
-    score_answer,
 )
 from bothways.tasks.text_checks import check_examples, check_rows, report_rows
 from bothways.tasks.text_task import windows
@@ -314,8 +313,36 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     def score(
         self, results: base.Results[Question, AnswerPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return exact match, F1 and more; see `ScoredAnswers.metrics`."""
-        return _scored(results).metrics()
+        """Return exact match and F1; memory: seven numbers a question.
+
+        Returns:
+            "em" and "f1" of the predictions, and "f1_best", the F1 at the best threshold. With
+            questions without an answer also "em_best", "threshold_best" (for F1), and the metrics
+            of questions with ("_has") and without an answer ("_no").
+        """
+        numbers = array("d")
+        for question, answer in results:
+            base.required(question.annotated or None, question.where, "known answer")
+            best, none = grade_answer(answer.best, question), grade_answer("", question)
+            given = best if answer.text else none
+            numbers.extend((given.exact, given.f1, best.exact, best.f1, none.f1))
+            numbers.extend((answer.null_difference, question.impossible is True))
+        if not numbers:
+            raise base.nothing_to_score("question")
+        exact, f1, best_exact, best_f1, none_f1, difference, impossible = (
+            np.array(numbers).reshape(-1, 7).T
+        )
+        # The threshold may deny an answer that was given, so it searches among the best answers
+        no, (threshold, highest) = impossible > 0, best_threshold(difference, best_f1, none_f1)
+        metrics = {"em": float(exact.mean()), "f1": float(f1.mean()), "f1_best": highest}
+        if not no.any():
+            return metrics
+        metrics["em_best"] = best_threshold(difference, best_exact, none_f1)[1]
+        metrics["threshold_best"] = threshold
+        metrics["em_no"] = float(exact[no].mean())
+        if not no.all():
+            metrics |= {"em_has": float(exact[~no].mean()), "f1_has": float(f1[~no].mean())}
+        return metrics
 
     def grade(self, example: Question, prediction: AnswerPrediction, labels: Many[str]) -> float:
         """Return the F1 with the nearest right answer."""
@@ -325,23 +352,13 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         self, results: base.Results[Question, AnswerPrediction], labels: Many[str], metric: str
     ) -> QuestionAnsweringTask:
         """Return the task with the threshold of the best F1, if some questions have no answer."""
-        best = _scored(results).metrics().get("threshold_best")
+        best = self.score(results, labels).get("threshold_best")
         return self if best is None else replace(self, threshold=best)
 
     def baseline(self, examples: Many[Question]) -> base.Metrics:
         """Return the metrics of giving no answer, if that is right for some questions."""
         share = sum(example.impossible is True for example in examples) / max(1, len(examples))
         return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
-
-
-def _scored(results: base.Results[Question, AnswerPrediction]) -> ScoredAnswers:
-    numbers = array("d")  # seven a question
-    for example, answer in results:
-        base.required(example.annotated or None, example.where, "known answer")
-        numbers.extend(score_answer(example, answer.text, answer.best, answer.null_difference))
-    if not numbers:
-        raise base.nothing_to_score("question")
-    return ScoredAnswers(*np.array(numbers).reshape(-1, 7).T)
 
 
 def _check_places(train: Many[Question]) -> list[Finding]:
