@@ -17,7 +17,7 @@ from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.tagging.task import check_tagged
+from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns, TextExample
 
 
@@ -225,7 +225,7 @@ def test_labels_that_look_alike_are_named(pair):
     (warning,) = findings_of(labels * 5)
     assert "learned as different ones" in warning
     words = [TagExample(tuple("abc"[: len(labels)]), tuple(f"B-{name}" for name in labels))]
-    for found in (MultilabelTask().check(labelled(*labels), []), check_tagged(words, [], "auto")):
+    for found in (MultilabelTask().check(labelled(*labels), []), TaggingTask().check(words, [])):
         check(found, "labels warning", "learned as different ones")
 
 

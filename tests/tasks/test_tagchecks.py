@@ -9,7 +9,7 @@ import pytest
 
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Scheme
-from bothways.tasks.tagging.task import TaggingTask, check_tagged
+from bothways.tasks.tagging.task import TaggingTask
 
 
 def made(*rows: str, name: str = "train") -> list[TagExample]:
@@ -28,7 +28,7 @@ def said(
     train: Many[TagExample], dev: Many[TagExample] = (), scheme: Scheme = "auto"
 ) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"error": [], "warning": [], "note": []}
-    for finding in check_tagged(list(train), list(dev), scheme):
+    for finding in TaggingTask(scheme=scheme).check(list(train), list(dev)):
         found[finding.severity].append(f"{finding.check}: {finding}")
     return found
 

@@ -223,7 +223,25 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return (example.whole,)
 
     def check(self, train: Many[TagExample], dev: Many[TagExample]) -> list[Finding]:
-        return check_tagged(train, dev, self.scheme)
+        findings = _check_rows([*train, *dev])
+        for name, examples in (("training", train), ("dev", dev)):
+            if any(example.tags for example in examples):
+                findings += _check_table(examples, name)
+                findings += _check_scheme(examples, self.scheme, name)
+        findings += _check_labels(train, dev, self.scheme)
+        tags = Counter(tag for example in train for tag in example.tags or ())
+        if len(tags) > 1:
+            findings += text_checks.check_constant(tags, "words")
+            if self.spells(tags) and schemes.OUTSIDE in tags:
+                counts = Counter(
+                    chunk.type for example in train for chunk in schemes.chunks(example.tags or ())
+                )
+                rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
+                if rare:
+                    message = f"types with fewer than {FEW} training entities are hardly learned: "
+                    findings.append(Finding("balance", "warning", message + places(rare)))
+        overlap = text_checks.check_overlap(train, dev, lambda example: example.words, "sentences")
+        return findings + overlap
 
     def gold_tags(self, example: TagExample, labels: Many[str]) -> tuple[str, ...]:
         """Return the tags of an example in the scheme of the model's labels.
@@ -388,31 +406,6 @@ _BRACKETS = re.compile(r"\([^()]+\*|\*\)")
 _INLINE = re.compile(r"\S+[/|_](O|[BIES]-\S+)|\[[^\]]+\]\(\w+\)")
 """A word with its tag: `Anna/B-PER`, `[Anna](PER)`."""
 _FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
-
-
-def check_tagged(
-    train: Many[TagExample], dev: Many[TagExample], scheme: schemes.Scheme
-) -> list[Finding]:
-    """Return the problems of tagged sentences; `dev` may be empty."""
-    findings = _check_rows([*train, *dev])
-    for name, examples in (("training", train), ("dev", dev)):
-        if any(example.tags for example in examples):
-            findings += _check_table(examples, name)
-            findings += _check_scheme(examples, scheme, name)
-    findings += _check_labels(train, dev, scheme)
-    tags = Counter(tag for example in train for tag in example.tags or ())
-    if len(tags) > 1:
-        findings += text_checks.check_constant(tags, "words")
-        if scheme != "plain" and schemes.spells_entities(tags) and schemes.OUTSIDE in tags:
-            counts = Counter(
-                chunk.type for example in train for chunk in schemes.chunks(example.tags or ())
-            )
-            rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
-            if rare:
-                message = f"types with fewer than {FEW} training entities are hardly learned: "
-                findings.append(Finding("balance", "warning", message + places(rare)))
-    overlap = text_checks.check_overlap(train, dev, lambda example: example.words, "sentences")
-    return findings + overlap
 
 
 def _check_rows(examples: Many[TagExample]) -> list[Finding]:
