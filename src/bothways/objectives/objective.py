@@ -7,7 +7,6 @@ be named in a TOML file and on the command line.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -107,9 +106,3 @@ def require_head(objective: Objective, encoder: EncoderConfig, head: Head) -> No
     message = f"{objective.kind!r} does not fit this encoder, which {sees[fitting.kind]}"
     fix = f"Set objective={objectives[fitting.kind]}, or another encoder."
     raise ConfigError(message, where="objective", fix=fix)
-
-
-def segments_for(objective: Objective, of_phase: Segments | None, length: int) -> Segments:
-    """Return the segments of a phase, its own or the objective's, with its length."""
-    segments = of_phase or objective.segments
-    return dataclasses.replace(segments, length=length)  # type: ignore[type-var]

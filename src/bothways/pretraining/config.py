@@ -27,7 +27,7 @@ from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.distillation import Distillation
 from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
-from bothways.objectives.objective import Objective, segments_for
+from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
@@ -129,8 +129,9 @@ class PretrainConfig:
         return {Path(file).name.split(".")[0]: file for file in self.probes}
 
     def segments_of(self, phase: PretrainPhase) -> Segments:
-        """Return the segments of a phase, with its length."""
-        return segments_for(self.objective, phase.segments, phase.length)
+        """Return the segments of a phase, its own or the objective's, with its length."""
+        segments = phase.segments or self.objective.segments
+        return dataclasses.replace(segments, length=phase.length)  # type: ignore[type-var]
 
     def encoder_of(self, phase: PretrainPhase) -> EncoderConfig:
         """Return the encoder with the rotary bases of a phase."""
