@@ -14,7 +14,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.reranking.task import RerankingTask
-from bothways.tasks.text_task import TextColumns, TextExample, in_order, label_names
+from bothways.tasks.text_task import TextColumns, TextExample, in_order
 
 NOT_NAMED = TextColumns()
 
@@ -199,7 +199,7 @@ def test_labels_are_in_the_order_of_numbers_then_of_texts():
     labels = ["10", "9", "-1", "b", "a", None, "9"]
     random.Random(0).shuffle(labels)
     examples = [TextExample("t", label=label) for label in labels]
-    assert label_names(examples) == ("-1", "9", "10", "a", "b")
+    assert ClassificationTask().labels(examples) == ("-1", "9", "10", "a", "b")
     # Labels of one number are in the order of their characters.
     zeros = ["-0", *("0" * count for count in range(1, 20))]
     labels = [*zeros, "1", "01", "-1"]

@@ -124,11 +124,6 @@ def texts_of_row(row: base.Row, columns: TextColumns, location: str) -> tuple[st
     return text, None if columns.text_b is None else text_of(row, columns.text_b, location)
 
 
-def label_names(examples: Iterable[TextExample]) -> tuple[str, ...]:
-    """Return the labels that occur, ordered as by `in_order`."""
-    return in_order(example.label for example in examples if example.label is not None)
-
-
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     """Return each label once: whole numbers by value, then texts by their characters."""
     distinct = set(labels)
@@ -410,8 +405,9 @@ class PromptedTask(LongTextTask[P]):
         super().__post_init__()
         self.prompt_text(self.prompt_name)
 
-    def check_columns(self, columns: TextColumns, where: str) -> None:
-        """Accept one text and two, whatever the model was trained on."""
+    def _counts(self) -> set[int]:
+        """Return one text and two: either is read, whatever the model was trained on."""
+        return {1, 2}
 
     def prompt_text(self, name: str | None = None, text: str | None = None) -> str:
         """Return the prompt with this name, or this text; without either the default one.

@@ -44,7 +44,6 @@ from bothways.tasks.text_task import (
     averaged,
     check_single_texts,
     in_order,
-    label_names,
     targets_of,
     window_weight,
 )
@@ -189,7 +188,11 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
     def adapted(self, train: Many[TextExample]) -> ClassificationTask:
         if self.weighting != "balanced":
             return self
-        return dataclasses.replace(self, weighting=balanced(train))
+        # n / (classes · count): all classes weigh the same, 1 on average, as by
+        # `class_weight="balanced"` of scikit-learn (King and Zeng 2001).
+        counts = Counter(example.label for example in train if example.label is not None)
+        weights = (counts.total() / (len(counts) * counts[label]) for label in in_order(counts))
+        return dataclasses.replace(self, weighting=tuple(weights))
 
     def check_binding(self, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:
         if self.weighting == "balanced":
@@ -202,7 +205,7 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             raise ConfigError(f"{message}({', '.join(labels)})", where="task.weighting", fix=fix)
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
-        return label_names(examples)
+        return in_order(example.label for example in examples if example.label is not None)
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         labels = {e.label for e in (*train, *dev) if e.label is not None}
@@ -217,7 +220,7 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             message = "the label -1 is learned as a class, as in a scale from -1 to 1"
             fix = "If it marks rows without a label, remove them."
             findings.append(Finding("labels", "warning", message, fix=fix))
-        names = label_names(train)
+        names = self.labels(train)
         if len(names) == 1:
             message = f"training needs at least two classes, and the only label is {names[0]!r}"
             fix = "Name another label column, or give more data."
@@ -271,15 +274,6 @@ def _index(example: TextExample, index: Mapping[str, int]) -> int:
     if example.label not in index:
         raise base.unknown_label(f"label {example.label!r}", example.label, [*index], example.where)
     return index[example.label]
-
-
-def balanced(examples: Iterable[TextExample]) -> tuple[float, ...]:
-    """Return n / (classes · count) for each label: all classes weigh the same, 1 on average.
-
-    Source: scikit-learn, `class_weight="balanced"`; King and Zeng 2001.
-    """
-    counts = Counter(example.label for example in examples if example.label is not None)
-    return tuple(counts.total() / (len(counts) * counts[label]) for label in in_order(counts))
 
 
 NEEDS_ENTAILMENT = "Choose a model for natural language inference, such as one trained on MNLI."

@@ -452,11 +452,12 @@ class CompletionTask(LikelihoodTask):
 class PairScorer(MaskedScorer[PreferencePrediction]):
     """Minimal pairs with a model that has the head of the task's variant; see `TaskModel`."""
 
+    task: MinimalPairTask
+
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> PreferencePrediction:
         """Return the log-likelihoods of both texts."""
-        assert isinstance(self.task, MinimalPairTask)
         share = 0.5 if self.task.variant == "both" else 1.0
         first, second = encoded.by_text([math.fsum(output.tolist()) for output in outputs])
         return PreferencePrediction(share * math.fsum(first), share * math.fsum(second))

@@ -54,13 +54,7 @@ from bothways.tasks.sentence_embedding.examples import (
     vector_example,
 )
 from bothways.tasks.sentence_embedding.vectors import Agreement, gold_score, retrieval
-from bothways.tasks.text_task import (
-    LongTextTask,
-    PromptedTask,
-    TextColumns,
-    TextExample,
-    together,
-)
+from bothways.tasks.text_task import PromptedTask, TextColumns, TextExample, together
 from bothways.text.tokenizer import Tokenizer
 
 STS = EmbedColumns("sentence1", "sentence2", "score")
@@ -270,11 +264,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             return vector_example(row, columns, where)
         parsed: TextExample = super().parse(row, columns, where)
         return parsed
-
-    def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TextExample:
-        """Return the example of one text or of two, whatever the model was trained on."""
-        example: TextExample = super(LongTextTask, self).from_texts(texts, where=where)
-        return example
 
     def texts(self, example: TextExample) -> tuple[str, ...]:
         return example.all_texts if isinstance(example, VectorExample) else super().texts(example)
