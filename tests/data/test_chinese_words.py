@@ -167,8 +167,9 @@ def test_masks_hide_whole_words(corpus, segments, unit):
 
 def test_the_mistake_of_whole_words_without_words_is_named(corpus, chinese, tmp_path):
     objective = MaskedLM(masking=Masking(unit=WholeWords()))
-    assert objective._check_words(corpus) == []
-    (finding,) = objective._check_words(build(tmp_path / "without", chinese, None, PLAIN))
+    assert not [each for each in objective.check(corpus) if each.check == "masking"]
+    without = build(tmp_path / "without", chinese, None, PLAIN)
+    (finding,) = (each for each in objective.check(without) if each.check == "masking")
     assert finding.severity == "warning"
     assert "does not show where Chinese words begin" in finding.what
     assert 'words="jieba" or words="spaces"' in str(finding)

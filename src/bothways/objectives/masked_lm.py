@@ -68,19 +68,18 @@ class MaskedObjective(Objective):
         return {"model": ModelSpec(encoder, (MaskedHead(), *heads))}
 
     def check(self, corpus: Corpus) -> list[Finding]:
-        """Return the findings about the corpus, those of whole-word masking included."""
-        return [*super().check(corpus), *self._check_words(corpus)]
+        """Return the findings about the corpus.
 
-    def _check_words(self, corpus: Corpus) -> list[Finding]:
-        """Report whole words that are single tokens, or too long to be masked as often as asked."""
+        Among them are whole words that are single tokens, or too long to be masked as often as
+        asked.
+        """
+        findings = super().check(corpus)
         if not isinstance(self.masking.unit, WholeWords) or not len(corpus.tokens):
-            return []
-        location, single = "objective.masking.unit", "set objective.masking.unit=tokens."
+            return findings
+        single, vocabulary = "set objective.masking.unit=tokens.", Vocabulary.of(corpus.tokenizer)
         fix = single.capitalize()
-        vocabulary = Vocabulary.of(corpus.tokenizer)
         ids = corpus.tokens[:WORDS_CHECKED].astype(np.int32)
         opens = None if corpus.words is None else unpack_words(corpus.words, 0, len(ids))
-        draw = rng(0, "whole-words")
         if opens is None and (chinese := chinese_share(ids, corpus.tokenizer)) >= CHINESE:
             message = (
                 f"{chinese:.0%} of the tokens contain Chinese characters, and the vocabulary does "
@@ -90,18 +89,19 @@ class MaskedObjective(Objective):
                 f"Build the corpus with {argument(words='jieba')} or "
                 f"{argument(words='spaces')}, or {single}"
             )
-            return [Finding("masking", "warning", message, location, fix)]
-        if (word_starts(ids, vocabulary) if opens is None else opens).all():
+        elif (word_starts(ids, vocabulary) if opens is None else opens).all():
             message = "every word of this corpus is one token: the same as masking tokens"
-            return [Finding("masking", "warning", message, location, fix)]
-        share = masked_share(ids, self.segments.length, self.masking, vocabulary, draw, opens)
-        if share >= FEWEST_MASKED:
-            return []
-        message = (
-            f"words of this corpus are so long that {share * self.masking.rate:.1%} of the tokens "
-            f"are masked, not {self.masking.rate:.1%}"
-        )
-        return [Finding("masking", "warning", message, location, fix)]
+        else:
+            length, draw = self.segments.length, rng(0, "whole-words")
+            share = masked_share(ids, length, self.masking, vocabulary, draw, opens)
+            if share >= FEWEST_MASKED:
+                return findings
+            message = (
+                f"words of this corpus are so long that {share * self.masking.rate:.1%} of the "
+                f"tokens are masked, not {self.masking.rate:.1%}"
+            )
+        finding = Finding("masking", "warning", message, "objective.masking.unit", fix)
+        return [*findings, finding]
 
     def prepare(
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator

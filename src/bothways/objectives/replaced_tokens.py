@@ -45,7 +45,6 @@ from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig
-from bothways.model.embedding import Embedding
 from bothways.model.heads import MaskedHead, ReplacedHead
 from bothways.model.init import without_weights
 from bothways.model.kernels.cross_entropy import row_chunks
@@ -220,25 +219,6 @@ def generator_of(encoder: EncoderConfig, size: Narrower | Shallower) -> EncoderC
     )
 
 
-def share_embedding(discriminator: Embedding, generator: Embedding, sharing: Sharing) -> None:
-    """Let two embeddings depend on each other; the projections stay their own.
-
-    Neither changes its output.
-    """
-    match sharing:
-        case "none":
-            pass
-        case "shared":
-            for name in ("token", "position", "segment", "task", "norm"):
-                setattr(generator, name, getattr(discriminator, name))
-        case "disentangled":
-            bases = generator.tables()
-            for name, table in discriminator.tables().items():
-                parametrize.register_parametrization(table, "weight", Offset(bases[name]))
-        case _:
-            assert_never(sharing)
-
-
 class Offset(nn.Module):
     """A parametrization: a table is another one, without gradient, plus a difference.
 
@@ -257,21 +237,6 @@ class Offset(nn.Module):
     def right_inverse(self, table: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
         """Return the difference for a table."""
         return table - self._base[0].weight.detach()
-
-
-@torch.no_grad()
-def with_own_tables(model: Model) -> Model:
-    """Return a model with sums in place of differences; its other weights are those of `model`."""
-    state = model.state_dict()
-    for name, table in model.named_modules():
-        if parametrize.is_parametrized(table):
-            del state[f"{name}.parametrizations.weight.original"]
-            state[f"{name}.weight"] = table.weight
-    with without_weights():
-        result = Model(model.config, model.specification)
-    result.load_state_dict(state, assign=True)
-    result.kept = model.kept
-    return result.train(model.training)
 
 
 @torch.no_grad()
@@ -312,15 +277,39 @@ class ReplacedTokensModule(TrainingModule):
 
     def __init__(self, model: Model, generator: Model, objective: ReplacedTokens) -> None:
         super().__init__()
-        share_embedding(model.encoder.embedding, generator.encoder.embedding, objective.sharing)
         self.model, self.generator, self.objective = model, generator, objective
         self.coefficients = {"replaced": objective.replaced}
+        # Neither embedding changes its output, and the projections stay their own.
+        own, other = model.encoder.embedding, generator.encoder.embedding
+        match objective.sharing:
+            case "none":
+                pass
+            case "shared":
+                for name in ("token", "position", "segment", "task", "norm"):
+                    setattr(other, name, getattr(own, name))
+            case "disentangled":
+                bases = other.tables()
+                for name, table in own.tables().items():
+                    parametrize.register_parametrization(table, "weight", Offset(bases[name]))
+            case _:
+                assert_never(objective.sharing)
 
+    @torch.no_grad()
     def saved(self) -> Mapping[str, Model]:
         """Return the discriminator, "model", with tables of its own, and the generator."""
-        disentangled = self.objective.sharing == "disentangled"
-        model = with_own_tables(self.model) if disentangled else self.model
-        return {"model": model, "generator": self.generator}
+        if self.objective.sharing != "disentangled":
+            return {"model": self.model, "generator": self.generator}
+        # Sums in place of differences; all other weights are those of the discriminator.
+        state = self.model.state_dict()
+        for name, table in self.model.named_modules():
+            if parametrize.is_parametrized(table):
+                del state[f"{name}.parametrizations.weight.original"]
+                state[f"{name}.weight"] = table.weight
+        with without_weights():
+            model = Model(self.model.config, self.model.specification)
+        model.load_state_dict(state, assign=True)
+        model.kept = self.model.kept
+        return {"model": model.train(self.model.training), "generator": self.generator}
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the numbers of masked tokens and of all tokens."""
