@@ -173,7 +173,7 @@ def choose_columns(
     chosen_columns = asked_columns(requested, table, names, labelled is not False)
     require_columns(chosen_columns, names, where, advice)
     # Fields that are no column of the table of columns, such as the id of a question, stay.
-    roles = {**vars(defaults), **{name: vars(requested)[name] for name in _changed(requested)}}
+    roles = {**vars(defaults), **_changed(requested)}
     roles |= {role: None for column in table for role in (column.role, column.companion) if role}
     taken = list[str]()
     for column in table:

@@ -38,7 +38,6 @@ from bothways.core.batch import Batch, SpanTargets
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, Finding, places
 from bothways.core.files import local_path
-from bothways.core.source import Ids
 from bothways.core.training_module import Loss
 from bothways.data.tables import HUB, Table, TableRow
 from bothways.data.text_io import suffix_of
@@ -272,43 +271,36 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         texts = list(dict.fromkeys(example.context for example in examples))
         contexts = dict(zip(texts, tokenizer.encode_with_offsets(texts), strict=True))
         questions = tokenizer.encode([example.question for example in examples])
-        return [
-            self._encode(example, question, contexts[example.context], tokenizer, length)
-            for example, question in zip(examples, questions, strict=True)
-        ]
-
-    def _encode(
-        self, example: Question, question: Ids, context: Encoded, tokenizer: Tokenizer, length: int
-    ) -> EncodedQuestion:
-        template = tokenizer.template
-        room = length - template.pair
-        read = min(len(question), self.query, room // 2)
-        chunks = windows(len(context.ids), room - read, self.stride)
-        # The tokens of the first answer, if any. The weight is 0 if it cannot be learned.
-        span, weight, sequences = None, float(bool(example.impossible)), []
-        if example.answers and not example.impossible:
-            text, offset = example.answers[0]
-            answer = text.strip()
-            position = located(example.context, answer, offset + text.index(answer))
-            if position is not None:
-                span = covering(context.offsets, position, position + len(answer))
-            weight = float(span is not None)
-        begin = len(template.first) + read + len(template.between)
-        for chunk in chunks:
-            bare = assemble(question[:read], context.ids[chunk.start : chunk.stop], template)
-            positions = (0, 0)  # [CLS], for a span that is not whole in the window
-            if span is not None and span[0] >= chunk.start and span[1] < chunk.stop:
-                positions = (begin + span[0] - chunk.start, begin + span[1] - chunk.start)
-            start, end = (np.array([token], dtype=np.int64) for token in positions)
-            targets = SpanTargets(start, end, np.array([weight], dtype=np.float32))
-            # The question is global in Longformer.
-            in_question = np.arange(len(bare)) < len(template.first) + read
-            bare = replace(bare, targets={"span": targets}, global_attention_mask=in_question)
-            sequences.append(bare)
-        tokens, cut = len(question) + len(context.ids), len(question) - read
-        return EncodedQuestion(
-            tuple(sequences), tokens, cut, context, tuple(chunks), begin, len(template.last)
-        )
+        template, results = tokenizer.template, list[EncodedQuestion]()
+        room, last = length - template.pair, len(template.last)
+        for example, question in zip(examples, questions, strict=True):
+            context, read = contexts[example.context], min(len(question), self.query, room // 2)
+            # The tokens of the first answer, if any. The weight is 0 if it cannot be learned.
+            span, weight = None, float(bool(example.impossible))
+            if example.answers and not example.impossible:
+                text, offset = example.answers[0]
+                answer = text.strip()
+                position = located(example.context, answer, offset + text.index(answer))
+                if position is not None:
+                    span = covering(context.offsets, position, position + len(answer))
+                weight = float(span is not None)
+            begin = len(template.first) + read + len(template.between)
+            chunks, sequences = windows(len(context.ids), room - read, self.stride), []
+            for chunk in chunks:
+                bare = assemble(question[:read], context.ids[chunk.start : chunk.stop], template)
+                positions = (0, 0)  # [CLS], for a span that is not whole in the window
+                if span is not None and span[0] >= chunk.start and span[1] < chunk.stop:
+                    positions = (begin + span[0] - chunk.start, begin + span[1] - chunk.start)
+                start, end = (np.array([token], dtype=np.int64) for token in positions)
+                targets = SpanTargets(start, end, np.array([weight], dtype=np.float32))
+                # The question is global in Longformer.
+                in_question = np.arange(len(bare)) < len(template.first) + read
+                bare = replace(bare, targets={"span": targets}, global_attention_mask=in_question)
+                sequences.append(bare)
+            tokens, cut = len(question) + len(context.ids), len(question) - read
+            windowed = (context, tuple(chunks), begin, last)
+            results.append(EncodedQuestion(tuple(sequences), tokens, cut, *windowed))
+        return results
 
     def score(
         self, results: base.Results[Question, AnswerPrediction], labels: Many[str]

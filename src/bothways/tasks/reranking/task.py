@@ -142,15 +142,13 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         one. Rows with lists are examples by themselves.
         """
 
-        def keyed() -> Iterator[tuple[Hashable, RankExample]]:
-            """Yield each row's example with the key of its group."""
-            for number, row in enumerate(rows):
-                example = self.parse(row.values, columns, row.where)
-                # Rows with and without a label are never one example.
-                key = (example.query, example.labels is None)
-                yield key if example.joined else number, example
+        def key(item: tuple[int, RankExample]) -> Hashable:
+            number, example = item
+            # Rows with and without a label are never one example.
+            return (example.query, example.labels is None) if example.joined else number
 
-        for _, pairs in itertools.groupby(keyed(), key=lambda pair: pair[0]):
+        parsed = (self.parse(row.values, columns, row.where) for row in rows)
+        for _, pairs in itertools.groupby(enumerate(parsed), key):
             group = [example for _, example in pairs]
             documents = tuple(text for example in group for text in example.documents)
             labels = tuple(label for example in group for label in example.labels or ())

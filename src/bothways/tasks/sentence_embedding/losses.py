@@ -183,7 +183,7 @@ class CoSENT(_Tempered):
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the loss, times the number of pairs."""
-        first, second, scores = _pairs(functional.normalize(vectors, dim=-1), texts)
+        first, second, scores = _pairs(vectors, texts)
         return _ordered((first * second).sum(-1) / self.temperature, scores)
 
 
@@ -203,9 +203,7 @@ class AnglE(_Tempered):
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the loss, times the number of pairs."""
         odd = vectors.shape[-1] % 2
-        first, second, scores = _pairs(
-            functional.normalize(functional.pad(vectors, (0, odd)), dim=-1), texts
-        )
+        first, second, scores = _pairs(functional.pad(vectors, (0, odd)), texts)
         real, imaginary = first.chunk(2, dim=-1)
         other_real, other_imaginary = second.chunk(2, dim=-1)
         cosines = (first * second).sum(-1)
@@ -221,7 +219,7 @@ class CosineRegression:
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over pairs."""
-        first, second, scores = _pairs(functional.normalize(vectors, dim=-1), texts)
+        first, second, scores = _pairs(vectors, texts)
         return ((first * second).sum(-1) - scores).square().sum()
 
 
@@ -332,9 +330,10 @@ def _logits(
 
 
 def _pairs(vectors: Tensor, texts: TextTargets) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the vectors of the first and of the second texts, and the scores of the pairs."""
+    """Return the unit vectors of the first and of the second texts, and the scores of the pairs."""
+    units = functional.normalize(vectors, dim=-1)
     first, second = map(onto(vectors.device), (texts.anchors, texts.documents))
-    return vectors[first], vectors[second], torch.as_tensor(texts.scores)[second]
+    return units[first], units[second], torch.as_tensor(texts.scores)[second]
 
 
 def _documents(vectors: Tensor, texts: TextTargets) -> tuple[Tensor, Tensor]:

@@ -289,12 +289,6 @@ def quantize(
     return result
 
 
-Vector = NDArray[np.float32]
-Scores = NDArray[np.float64]
-BLOCK = 256
-"""Queries that are compared at once."""
-
-
 def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metrics:
     """Return the mean over queries of nDCG@10, MRR@10 and MAP.
 
@@ -305,8 +299,7 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
     Raises:
         DataError: there is no example.
     """
-    queries = dict[str, Vector]()
-    documents = dict[str, Vector]()
+    queries, documents = dict[str, NDArray[np.float32]](), dict[str, NDArray[np.float32]]()
     relevant = defaultdict[str, set[str]](set)  # documents by query, or by class
     classes = dict[str, str]()
     for example, prediction in results:
@@ -328,11 +321,11 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
     columns = {text: column for column, text in enumerate(documents)}
     matrix, rows = np.stack([*documents.values()]), np.stack([*queries.values()])
 
-    def rankings() -> Iterator[tuple[Scores, Scores]]:
+    def rankings() -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
         for number, query in enumerate(queries):
-            if number % BLOCK == 0:
-                block = (rows[number : number + BLOCK] @ matrix.T).astype(np.float64)
-            scores, labels = block[number % BLOCK], np.zeros(len(documents))
+            if number % QUERIES == 0:
+                block = (rows[number : number + QUERIES] @ matrix.T).astype(np.float64)
+            scores, labels = block[number % QUERIES], np.zeros(len(documents))
             labels[[columns[text] for text in relevant[classes.get(query, query)]]] = 1
             if classes:  # a text does not find itself
                 scores, labels = (np.delete(x, columns[query]) for x in (scores, labels))
