@@ -71,7 +71,7 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus, tmp_path):
     table, model = tmp_path / "rows.tsv", str(tmp_path / "run" / "model")
     rows = "\n".join(f"{word} the cat\t{word}" for word in ["dog", "owl"] * 12)
     table.write_text(f"text\tlabel\n{rows}\n")
-    words = [model, str(table), "--dev", str(table), "--device", "cpu", "epochs=40", "lr=3e-3"]
+    words = [model, str(table), "--dev", str(table), "--device", "cpu", "epochs=20", "lr=6e-3"]
     out = ["--out", str(tmp_path / "tuned")]
     rarely = ["batch_size=8", "training.evaluate=10 epochs"]
     run_line("finetune", *words, *out, *rarely)

@@ -125,31 +125,10 @@ def test_what_cannot_be_read_from_left_to_right_is_refused():
 OBJECTIVE = GPTBERT(causal=0.4, z_loss=1e-4)
 
 
-def without_dropout(corpus):
-    settings = short_run(corpus, OBJECTIVE, "bert-mini")
-    plain = dataclasses.replace(settings.encoder, dropout=Dropouts(0.0, 0.0))
-    return dataclasses.replace(settings, encoder=plain)
-
-
-@pytest.fixture(scope="module")
-def whole(corpus):
-    return pretrain(without_dropout(corpus), corpus)
-
-
 @pytest.fixture(scope="module")
 def unbroken(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     return folder, pretrain(short_run(corpus, OBJECTIVE, "bert-mini"), corpus, folder)
-
-
-def test_a_run_is_the_same_in_other_microbatches(whole, corpus):
-    settings = dataclasses.replace(without_dropout(corpus), microbatch_tokens=60)
-    parts = pretrain(settings, corpus)
-    names = {"held-out/loss/masked", "held-out/loss/next", "held-out/perplexity/next"}
-    assert names <= whole.metrics.keys()
-    assert "held-out/perplexity" not in whole.metrics
-    for name in names:
-        assert parts.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-5)
 
 
 def test_a_run_is_the_same_after_a_resume(unbroken, corpus, tmp_path):
@@ -164,8 +143,14 @@ def share_a_run(rank: int, world: int, port: int, settings: PretrainConfig, sour
     pretrain(settings, Corpus.open(source), folder)
 
 
-def test_two_ranks_train_as_one(whole, corpus, tmp_path):
-    on_ranks(2, share_a_run, without_dropout(corpus), corpus.folder, tmp_path / "run")
+def test_two_ranks_in_microbatches_train_as_one(corpus, tmp_path):
+    settings = short_run(corpus, OBJECTIVE, "bert-mini", dropout=Dropouts(0.0, 0.0))
+    whole = pretrain(settings, corpus)
+    names = {"held-out/loss/masked", "held-out/loss/next", "held-out/perplexity/next"}
+    assert names <= whole.metrics.keys()
+    assert "held-out/perplexity" not in whole.metrics
+    parts = dataclasses.replace(settings, microbatch_tokens=60)
+    on_ranks(2, share_a_run, parts, corpus.folder, tmp_path / "run")
     shared = load_model(tmp_path / "run" / "model")
     for name, value in whole.metrics.items():
         assert shared.extra["metrics"][name] == pytest.approx(value, rel=1e-5), name
