@@ -270,13 +270,6 @@ def test_a_column_of_tags_that_is_not_clear_is_asked_for(tmp_path, names):
         read(write_rows(tmp_path / "a.jsonl", [row]))
 
 
-def test_a_list_of_words_goes_before_its_text(tmp_path):
-    file = write_rows(tmp_path / "a.jsonl", [{"tokens": ["a"], "text": "a"}])
-    assert opened(file, labelled=False)[0] == TagColumns("tokens")
-    file = write_rows(tmp_path / "b.jsonl", [{"text": "a b"}])
-    assert read(file, labelled=False)[0].words == ("a", "b")
-
-
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=6))
 def test_spans_slice_the_text_back_into_words(words):

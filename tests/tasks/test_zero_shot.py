@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from huggingface_hub import InferenceClient, close_session
 
 import bothways
@@ -14,7 +13,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.serving.app import app
 from bothways.tasks.classification.task import ZeroShotTask
 from running_server import running
-from toy_folder import VOCABULARY, make_examples, make_tokenizer
+from toy_folder import make_examples, make_folder, save_classifier
 
 TEXTS = [example.text for example in make_examples(12, 3, longest=9)] + ["film " * 60]
 CANDIDATES = ["good", "a bad play", "rain"]
@@ -22,18 +21,9 @@ STANDARD = ("contradiction", "neutral", "ENTAILMENT")
 
 
 def nli_folder(folder: Path, labels: tuple[str, ...]) -> Path:
-    """A folder of transformers with random weights, whose outputs have these names."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=32, initializer_range=0.2,
-        id2label=dict(enumerate(labels)), label2id={label: n for n, label in enumerate(labels)},
-    )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(folder)
-    make_tokenizer(folder).save(folder, positions=32)
-    return folder
+    """A classifier with random weights, whose outputs have these names."""
+    bert = make_folder(folder.with_name(f"{folder.name} encoder"), initializer_range=0.2)
+    return save_classifier(folder, bert, labels)
 
 
 @pytest.fixture(scope="module")
