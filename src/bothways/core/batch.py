@@ -285,7 +285,8 @@ class Targets:
     def without_weight(self: TargetsT) -> TargetsT:
         """Return targets that add nothing to the loss, for a rank without sequences in a step.
 
-        Here `labels` become unknown, and `weight` becomes 0.
+        Here `labels` become unknown, and `weight` becomes 0. Targets with neither are a number of
+        tokens, and become none.
         """
         nothing = dict[str, Any]()
         for name, values in vars(self).items():
@@ -294,9 +295,9 @@ class Targets:
                 nothing[name] = np.full_like(values, IGNORED if is_class else np.nan)
             elif name == "weight":
                 nothing[name] = np.zeros_like(values)
-        if not nothing:
-            raise NotImplementedError
-        return dataclasses.replace(self, **nothing)
+        if nothing:
+            return dataclasses.replace(self, **nothing)
+        return self.apply(lambda values: values[:0])
 
 
 def target_of(targets: Mapping[str, Targets], name: str, cls: type[TargetsT]) -> TargetsT:
@@ -314,9 +315,6 @@ class TokenTargets(Targets):
     POSITIONS = frozenset({"index"})
     index: NDArray[np.int64] | Tensor
     ids: NDArray[np.int64] | Tensor
-
-    def without_weight(self) -> TokenTargets:
-        return type(self)(self.index[:0], self.ids[:0])
 
 
 def next_tokens(ids: NDArray[np.int32]) -> TokenTargets:

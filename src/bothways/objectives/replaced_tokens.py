@@ -105,10 +105,6 @@ class Replacements(Targets):
     judged: NDArray[np.int64] | Tensor
     draws: NDArray[np.float64] | Tensor
 
-    def without_weight(self) -> Replacements:
-        """Return targets without positions and draws."""
-        return type(self)(self.judged[:0], self.draws[:0])
-
 
 @dataclass(frozen=True)
 class ReplacedTokens(MaskedObjective):

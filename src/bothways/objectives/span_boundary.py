@@ -59,10 +59,6 @@ class BoundaryTargets(Targets):
     offset: NDArray[np.int64] | Tensor
     ids: NDArray[np.int64] | Tensor
 
-    def without_weight(self) -> BoundaryTargets:
-        """Return targets without tokens."""
-        return type(self)(self.left[:0], self.right[:0], self.offset[:0], self.ids[:0])
-
 
 @dataclass(frozen=True)
 class MaskedLMSpanBoundary(MaskedObjective):
