@@ -438,8 +438,3 @@ def conformal_threshold(right: Float64[np.ndarray, " examples"], error: float) -
         fix = "Give more data, or allow a higher error rate."
         raise ConfigError(f"{message}{len(right)}", where="error", fix=fix)
     return float(np.sort(right)[::-1][rank - 1])
-
-
-def negative_log_likelihood(right: Float64[np.ndarray, "*shape"]) -> float:
-    """Return the mean −log of the probabilities of what is true, in nats."""
-    return -float(np.log(np.maximum(right, TINY)).mean())

@@ -528,7 +528,7 @@ def json_schema(annotation: Any) -> Schema:
         return {"enum": list(items)}
     if typing.get_origin(annotation) is Mapping:
         return {"type": "object", "additionalProperties": json_schema(items[1])}
-    if _is_named_tuple(annotation):
+    if hasattr(annotation, "_fields"):  # a named tuple
         items = (*typing.get_type_hints(annotation).values(),)
     elif type(None) in items:
         schema = json_schema(_without_none(annotation))
@@ -559,7 +559,7 @@ def arrow_type(annotation: Any) -> Any:
         return arrow_type(_without_none(annotation))
     if origin is tuple:
         return pyarrow.list_(arrow_type(items[0]))
-    if _is_named_tuple(annotation):
+    if hasattr(annotation, "_fields"):  # a named tuple
         hints = typing.get_type_hints(annotation)
         return pyarrow.struct([(name, arrow_type(kind)) for name, kind in hints.items()])
     if hasattr(annotation, "__dataclass_fields__"):
@@ -577,7 +577,3 @@ def _without_none(annotation: Any) -> Any:
     assert typing.get_origin(annotation) in (types.UnionType, typing.Union)
     (kind,) = (item for item in typing.get_args(annotation) if item is not type(None))
     return kind
-
-
-def _is_named_tuple(annotation: Any) -> bool:
-    return isinstance(annotation, type) and hasattr(annotation, "_fields")

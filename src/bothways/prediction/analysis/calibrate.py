@@ -195,7 +195,8 @@ def _measure(logits: NDArray[np.float64], truth: NDArray[Any], several: bool) ->
         confidences, hits = shares.max(1), shares.argmax(1) == truth
         true = shares[np.arange(len(truth)), truth]
     counts.add(confidences, hits)
-    return {"loss": formulas.negative_log_likelihood(true), "calibration_error": counts.error}
+    loss = -float(np.log(np.maximum(true, TINY)).mean())
+    return {"loss": loss, "calibration_error": counts.error}
 
 
 def _fold(task_model: TaskModel[Any, Any], scale: formulas.Scale) -> None:
