@@ -32,21 +32,11 @@ from bothways.core.training_module import Loss
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.losses import weighted_cross_entropy
-from bothways.tasks import base, text_checks
+from bothways.tasks import base, text_checks, text_task
 from bothways.tasks.columns import unlabelled_marks
 from bothways.tasks.metrics import Confusion, classification_metrics, negative_log
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.text_task import (
-    LabelModel,
-    LongTextTask,
-    TextExample,
-    TextTask,
-    averaged,
-    check_single_texts,
-    in_order,
-    targets_of,
-    window_weight,
-)
+from bothways.tasks.text_task import LongTextTask, TextExample, TextTask
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -55,7 +45,7 @@ MANY = 20
 _FRACTION = re.compile(r"-?\d+\.\d+")
 
 
-class TextClassifier(LabelModel[TextExample, ClassPrediction]):
+class TextClassifier(text_task.LabelModel[TextExample, ClassPrediction]):
     """A classification task with a model that has the head "labels"; see `TaskModel`."""
 
     task: ClassificationTask
@@ -70,18 +60,18 @@ class TextClassifier(LabelModel[TextExample, ClassPrediction]):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the summed weights of the labels: of their class, and of their window."""
-        labels = targets_of(batch)
+        labels = text_task.targets_of(batch)
         labelled = labels != IGNORED
-        weights = self.class_weights[labels[labelled]] * window_weight(batch)[labelled]
+        weights = self.class_weights[labels[labelled]] * text_task.window_weight(batch)[labelled]
         return {"label": float(weights.sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of the labels. Weighted labels have no count of hits."""
-        labels, smoothing = targets_of(batch), self.task.smoothing
+        labels, smoothing = text_task.targets_of(batch), self.task.smoothing
         weighted = self.task.long_texts == "windows" or self.task.weighting != "equal"
         if not weighted and smoothing == 0:
             return {"label": cross_entropy(scores, labels)}
-        classes, weight = self.class_weights.to(scores.device), window_weight(batch)
+        classes, weight = self.class_weights.to(scores.device), text_task.window_weight(batch)
         loss = weighted_cross_entropy(scores, labels, classes, smoothing, weight)
         return {"label": dataclasses.replace(loss, hits=None) if weighted else loss}
 
@@ -89,7 +79,7 @@ class TextClassifier(LabelModel[TextExample, ClassPrediction]):
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ClassPrediction:
         """Return the most probable label, if the model is sure enough, and all probabilities."""
-        logits = averaged(outputs)
+        logits = text_task.averaged(outputs)
         index, chances, least = int(logits.argmax()), base.softmax(logits), self.task.conformal
         label = self.labels[index] if chances[index] >= self.task.abstain else None
         label_set = None
@@ -191,7 +181,7 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
         # n / (classes · count): all classes weigh the same, 1 on average, as by
         # `class_weight="balanced"` of scikit-learn (King and Zeng 2001).
         counts = Counter(example.label for example in train if example.label is not None)
-        weights = (counts.total() / (len(counts) * counts[label]) for label in in_order(counts))
+        weights = (counts.total() / (len(counts) * counts[name]) for name in self.labels(train))
         return dataclasses.replace(self, weighting=tuple(weights))
 
     def check_binding(self, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:
@@ -205,7 +195,8 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             raise ConfigError(f"{message}({', '.join(labels)})", where="task.weighting", fix=fix)
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
-        return in_order(example.label for example in examples if example.label is not None)
+        labels = (example.label for example in examples)
+        return text_task.in_order(label for label in labels if label is not None)
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         labels = {e.label for e in (*train, *dev) if e.label is not None}
@@ -280,7 +271,7 @@ NEEDS_ENTAILMENT = "Choose a model for natural language inference, such as one t
 """What to do about a model that was trained on something else."""
 
 
-class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
+class EntailmentClassifier(text_task.LabelModel[TextExample, ClassPrediction]):
     """Candidates with a model that has outputs for entailment; see `TaskModel`.
 
     Raises:
@@ -364,7 +355,7 @@ class ZeroShotTask(ClassScores, TextTask[ClassPrediction]):
         """The sentence of each candidate."""
         return tuple(self.template.replace("{}", name) for name in self.candidates)
 
-    check_columns = check_single_texts
+    check_columns = text_task.check_single_texts
 
     def texts(self, example: TextExample) -> tuple[str, ...]:
         """Return the text and the sentences that are compared with it."""

@@ -63,12 +63,7 @@ from bothways.tasks.predictions import (
     PreferencePrediction,
     TokenGuess,
 )
-from bothways.tasks.text_task import (
-    TextColumns,
-    TextExample,
-    TextTask,
-    check_single_texts,
-)
+from bothways.tasks.text_task import TextColumns, TextExample, TextTask, check_single_texts
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 

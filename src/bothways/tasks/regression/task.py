@@ -19,23 +19,15 @@ from bothways.core.batch import Batch, LabelTargets
 from bothways.core.errors import DataError, Finding, argument
 from bothways.core.training_module import Loss
 from bothways.objectives.losses import squared_error
-from bothways.tasks import base, text_checks
+from bothways.tasks import base, text_checks, text_task
 from bothways.tasks.columns import number_of
 from bothways.tasks.metrics import correlation
 from bothways.tasks.predictions import ScorePrediction
-from bothways.tasks.text_task import (
-    LABEL,
-    LABELS,
-    TEXT,
-    LongTextTask,
-    NumberModel,
-    TextExample,
-    averaged,
-    targets_of,
-    window_weight,
-)
+from bothways.tasks.text_task import LongTextTask, TextExample
 
-SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", *LABELS)
+SCORES = (
+    "score", "similarity", "similarity_score", "relatedness_score", "rating", *text_task.LABELS,
+)  # fmt: skip
 """Common names of a column of scores."""
 LARGEST = 1e18
 """The largest score: squared errors must fit into fp32."""
@@ -44,18 +36,19 @@ FAR = 20.0
 _TOO_LARGE = f"beyond ±{LARGEST:g}"
 
 
-class Regressor(NumberModel[TextExample, ScorePrediction]):
+class Regressor(text_task.NumberModel[TextExample, ScorePrediction]):
     """A regression task with a model whose head "labels" has one output; see `TaskModel`."""
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the squared error of the scores."""
-        return {"label": squared_error(scores, targets_of(batch), window_weight(batch))}
+        targets, weight = text_task.targets_of(batch), text_task.window_weight(batch)
+        return {"label": squared_error(scores, targets, weight)}
 
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ScorePrediction:
         """Return the score, the mean over windows."""
-        return ScorePrediction(float(averaged(outputs)[0]))
+        return ScorePrediction(float(text_task.averaged(outputs)[0]))
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     metric = "spearman"
     metrics = base.directions("spearman", "pearson", lowest="mse")
     problem = "regression"
-    column_table = (TEXT, replace(LABEL, names=SCORES))
+    column_table = (text_task.TEXT, replace(text_task.LABEL, names=SCORES))
 
     kind: Literal["regress"] = "regress"
 
