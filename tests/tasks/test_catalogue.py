@@ -1,16 +1,21 @@
 """Tasks as values: names, rows, and use from several threads."""
 
 import dataclasses
+import io
+import json
+import sys
 
 import pytest
 
 from bothways.core.errors import ConfigError
 from bothways.tasks.base import did_you_mean, unknown_label
 from bothways.tasks.catalogue import ALIASES, ALL_TASKS, task_kind
+from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns, TextExample
@@ -57,3 +62,17 @@ def test_an_unknown_label_does_not_list_all_labels():
 )  # fmt: skip
 def test_a_row_is_an_example(task, row, expected):
     assert task.example(row, where="input 3") == dataclasses.replace(expected, where="input 3")
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "expected"),
+    [
+        (ChoiceTask(), {"context": "c", "endings": ["a", "b"]}, ChoiceExample("c", ("a", "b"))),
+        (RerankingTask(), {"query": "q", "documents": ["a"]}, RankExample("q", ("a",))),
+    ],
+)
+def test_rows_of_the_standard_input_are_json_objects(task, row, expected, monkeypatch):
+    lines = io.BytesIO(json.dumps(row).encode() + b"\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines))
+    (example,) = task.read("-", labelled=False).examples
+    assert example == dataclasses.replace(expected, where="standard input:1")

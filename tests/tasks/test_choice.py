@@ -130,16 +130,6 @@ def test_a_question_may_have_more_endings_than_those_of_training():
     assert task.example(row, requested).endings == ("1", "2")
 
 
-def test_questions_from_the_standard_input_are_json_lines(monkeypatch):
-    import io
-    import sys
-
-    line = json.dumps({"context": "c", "endings": ["a", "b"]}).encode() + b"\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line)))
-    (example,) = ChoiceTask().read("-", labelled=False).examples
-    assert example == ChoiceExample("c", ("a", "b"), None, "standard input:1")
-
-
 NONE = ChoiceColumns()
 
 

@@ -74,17 +74,6 @@ class ChoiceColumns(Columns):
     label: str | None = None
 
 
-TABLE = (
-    # SWAG's "startphrase" is "sent1" and "sent2".
-    Column(
-        "context", "context", CONTEXTS, companion="continuation", pairs=[("sent1", "sent2")],
-        shadows=("startphrase",),
-    ),
-    Column("endings", "endings", LISTS, numbered=NUMBERED),
-    Column("label", "label", LABELS, answer=True),
-)  # fmt: skip
-
-
 class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
     """A choice task with a model that has the head "choice"; see `TaskModel`."""
 
@@ -136,7 +125,15 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         "endings": ["She took an umbrella.", "She ate."],
     }
 
-    column_table = TABLE
+    column_table = (
+        # SWAG's "startphrase" is "sent1" and "sent2".
+        Column(
+            "context", "context", CONTEXTS, companion="continuation", pairs=[("sent1", "sent2")],
+            shadows=("startphrase",),
+        ),
+        Column("endings", "endings", LISTS, numbered=NUMBERED),
+        Column("label", "label", LABELS, answer=True),
+    )  # fmt: skip
 
     columns: ChoiceColumns = ChoiceColumns()
     kind: Literal["choice"] = "choice"

@@ -66,6 +66,8 @@ from bothways.text.tokenizer import Encoded, Tokenizer
 FAR = 1e6
 """The amount that BigBird subtracts from the scores of the question's tokens."""
 
+Results = base.Results[Question, AnswerPrediction]
+
 
 @dataclass(frozen=True)
 class EncodedQuestion(base.EncodedExample):
@@ -75,13 +77,11 @@ class EncodedQuestion(base.EncodedExample):
         context: the context in tokens.
         chunks: the tokens of the context in each sequence.
         begin: the position of the first token of the context in each sequence.
-        end: number of special tokens after the context.
     """
 
     context: Encoded
     chunks: tuple[range, ...]
     begin: int
-    end: int
 
 
 class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
@@ -123,8 +123,10 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
     ) -> AnswerPrediction:
         """Return the best spans of all windows, and the best one or none as the answer."""
         assert isinstance(encoded, EncodedQuestion)
-        of_context = [output[encoded.begin : len(output) - encoded.end] for output in outputs]
-        table = span_scores(of_context, encoded.chunks, self.task.longest)
+        begin, chunks = encoded.begin, encoded.chunks
+        pairs = zip(outputs, chunks, strict=True)
+        of_context = [output[begin : begin + len(chunk)] for output, chunk in pairs]
+        table = span_scores(of_context, chunks, self.task.longest)
         # The characters of spans of tokens with their scores; of equal texts the first.
         distinct: dict[str, tuple[int, int, float]] = {}
         for first, last, score in best_spans(table, self.task.n_best):
@@ -272,7 +274,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         contexts = dict(zip(texts, tokenizer.encode_with_offsets(texts), strict=True))
         questions = tokenizer.encode([example.question for example in examples])
         template, results = tokenizer.template, list[EncodedQuestion]()
-        room, last = length - template.pair, len(template.last)
+        room = length - template.pair
         for example, question in zip(examples, questions, strict=True):
             context, read = contexts[example.context], min(len(question), self.query, room // 2)
             # The tokens of the first answer, if any. The weight is 0 if it cannot be learned.
@@ -298,13 +300,11 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
                 bare = replace(bare, targets={"span": targets}, global_attention_mask=in_question)
                 sequences.append(bare)
             tokens, cut = len(question) + len(context.ids), len(question) - read
-            windowed = (context, tuple(chunks), begin, last)
+            windowed = (context, tuple(chunks), begin)
             results.append(EncodedQuestion(tuple(sequences), tokens, cut, *windowed))
         return results
 
-    def score(
-        self, results: base.Results[Question, AnswerPrediction], labels: Many[str]
-    ) -> base.Metrics:
+    def score(self, results: Results, labels: Many[str]) -> base.Metrics:
         """Return exact match and F1; memory: seven numbers a question.
 
         Returns:
@@ -340,9 +340,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         """Return the F1 with the nearest right answer."""
         return grade_answer(prediction.text, example).f1
 
-    def tuned(
-        self, results: base.Results[Question, AnswerPrediction], labels: Many[str], metric: str
-    ) -> QuestionAnsweringTask:
+    def tuned(self, results: Results, labels: Many[str], metric: str) -> QuestionAnsweringTask:
         """Return the task with the threshold of the best F1, if some questions have no answer."""
         best = self.score(results, labels).get("threshold_best")
         return self if best is None else replace(self, threshold=best)

@@ -74,16 +74,6 @@ class RankColumns(text_task.TextColumns):
     negatives: str | None = None
 
 
-TABLE = (
-    tables.Column("text", "query", QUERIES),
-    tables.Column(
-        "text_b", "documents", DOCUMENTS, companion="negatives",
-        pairs=[*itertools.product(RELEVANT, OTHERS)],
-    ),
-    tables.Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
-)  # fmt: skip
-
-
 class Ranker(text_task.NumberModel[RankExample, RankPrediction]):
     """A reranking task with a model whose head "labels" has one output; see `TaskModel`."""
 
@@ -121,7 +111,15 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
     window = 64
     example_input: ClassVar[Any] = [["who sleeps?", "the cat sleeps"]]
 
-    column_table = TABLE
+    column_table = (
+        tables.Column("text", "query", QUERIES),
+        tables.Column(
+            "text_b", "documents", DOCUMENTS, companion="negatives",
+            pairs=[*itertools.product(RELEVANT, OTHERS)],
+        ),
+        tables.Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
+    )  # fmt: skip
+
     objects = True
 
     columns: RankColumns = RankColumns()

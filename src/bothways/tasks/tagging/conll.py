@@ -353,7 +353,7 @@ def read_columns(
     """
     rows: list[_Row] = []
     document, count, group, empty = 0, -1, "", True
-    for number, line in lines:
+    for number, line in itertools.chain(lines, [(0, "")]):  # an empty line ends the last sentence
         fields = _fields(line)
         begins = fields[0] == DOCSTART or (not rows and _DOCUMENT.match(line) is not None)
         if layout.header and tuple(fields) == layout.header:
@@ -375,8 +375,6 @@ def read_columns(
         count = int(counter) if counter is not None and is_integer(counter) else -1
         group, empty = _field(fields, layout.sentence) or "", False
         rows.append((number, *selected))
-    if rows:
-        yield _sentence(rows, document, where, layout)
     if empty:
         raise DataError("has no word", where=where, fix="Give a file with at least one sentence.")
 

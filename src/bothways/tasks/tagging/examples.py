@@ -407,8 +407,17 @@ def _open_columns(task: Any, source: str, requested: TagColumns, *, labelled: bo
     if (columns.text, columns.label) != (text, label):
         layout = find(columns.text, columns.label)
     sentences = conll.read_columns(itertools.chain(head, lines), location, layout)
-    if not labelled:
-        sentences = _checked(sentences, location)
+    if not labelled:  # texts may be read as columns: most of the first words then have blanks
+        first = next(sentences)
+        blank = [word for word in first.words if len(word.split()) > 1]
+        if 2 * len(blank) > len(first.words):
+            message = f"{len(blank)} of the first {len(first.words)} words have blanks, as texts do"
+            fix = (
+                f"Give texts in a .txt, one a line, or in a named column: {argument(text='NAME')}."
+            )
+            where = f"{location}:{first.line}"
+            raise DataError(f"{message}: {blank[0][:40]!r}", where=where, fix=fix)
+        sentences = itertools.chain([first], sentences)
     examples = (
         (item.document, TagExample(item.words, item.tags, f"{location}:{item.line}"))
         for item in sentences
@@ -416,20 +425,6 @@ def _open_columns(task: Any, source: str, requested: TagColumns, *, labelled: bo
     notes = [f"{location}: {layout.note}"] if layout.note else []
     opened = task.with_columns(columns) if labelled else task
     return Reading(opened, examples, share, notes=notes, unused=layout.unused)
-
-
-def _checked(
-    sentences: Iterator[conll.ColumnSentence], location: str
-) -> Iterator[conll.ColumnSentence]:
-    """Yield the sentences; DataError if most words of the first one have blanks, as texts do."""
-    first = next(sentences)
-    blank = [word for word in first.words if len(word.split()) > 1]
-    if 2 * len(blank) > len(first.words):
-        message = f"{len(blank)} of the first {len(first.words)} words have blanks, as texts do: "
-        fix = f"Give texts in a .txt, one a line, or in a named column: {argument(text='NAME')}."
-        raise DataError(message + repr(blank[0][:40]), where=f"{location}:{first.line}", fix=fix)
-    yield first
-    yield from sentences
 
 
 def with_context(examples: Numbered) -> Iterator[TagExample]:
