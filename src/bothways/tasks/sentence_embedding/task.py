@@ -153,28 +153,26 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
         """Return one vector for each text; those of several windows are pooled."""
         if not encoded.windows or len(outputs) == len(encoded.windows):
             return VectorPrediction(np.stack(outputs))
-        sizes = encoded.by_text([len(sequence) for sequence in encoded.sequences])
-        vectors_of_texts = zip(encoded.by_text(outputs), sizes, strict=True)
-        return VectorPrediction(np.stack([self._joined(*vectors) for vectors in vectors_of_texts]))
-
-    def _joined(self, outputs: Many[base.Output], sizes: Many[int]) -> NDArray[np.float32]:
-        """Return the vector of a text from those of its windows, weighted by their tokens."""
-        if len(outputs) == 1:
-            return outputs[0]
-        rows, pooling = np.stack(outputs).astype(np.float64), self.task.pooling
+        pooling, vectors = self.task.pooling, list[NDArray[np.float32]]()
         ways = (pooling,) if isinstance(pooling, str) else pooling
         width = self.task.pooled_width(self.model) // len(ways)
         if projection_of(self.model) is not None:  # which mixes them: all as by the first way
-            width = rows.shape[1]
-        parts = np.split(rows, range(width, width * len(ways), width), axis=1)
-        # The mean over all tokens is the mean over windows, weighted by their tokens.
-        vector = np.concatenate([
-            part.max(0) if way == "max" else np.average(part, axis=0, weights=sizes)
-            for way, part in zip(ways, parts, strict=True)
-        ])  # fmt: skip
-        scale = max(float(np.linalg.norm(vector)), TINY) if self.task.normalised else 1.0
-        result: NDArray[np.float32] = (vector / scale).astype(np.float32)
-        return result
+            width = len(outputs[0])
+        sizes = encoded.by_text([len(sequence) for sequence in encoded.sequences])
+        for windows, tokens in zip(encoded.by_text(outputs), sizes, strict=True):
+            if len(windows) == 1:
+                vectors.append(windows[0])
+                continue
+            rows = np.stack(windows).astype(np.float64)
+            parts = np.split(rows, range(width, width * len(ways), width), axis=1)
+            # The mean over all tokens is the mean over windows, weighted by their tokens.
+            vector = np.concatenate([
+                part.max(0) if way == "max" else np.average(part, axis=0, weights=tokens)
+                for way, part in zip(ways, parts, strict=True)
+            ])  # fmt: skip
+            scale = max(float(np.linalg.norm(vector)), TINY) if self.task.normalised else 1.0
+            vectors.append((vector / scale).astype(np.float32))
+        return VectorPrediction(np.stack(vectors))
 
 
 @dataclass(frozen=True)
