@@ -164,25 +164,30 @@ def test_layout_of_an_odd_file(tmp_path, text, asked, sentences):
 
 
 @pytest.mark.parametrize(
-    ("text", "asked", "where"),
+    ("text", "asked", "message"),
     [
-        pytest.param(
-            "10\u00a0000 O\nanna\t \tB-PER\t\noslo  B-LOC\n", NONE, ":2", id="empty column"
+        ("EU B-ORG\nrejects\n", NONE, r":2: has 1 column \(rejects\); the word is to be column 0"),
+        ("EU B-ORG\n", TagColumns(label="2"), r":1: has 2 columns \(EU \| B-ORG\); .* column 2"),
+        ("EU B-ORG\n", TagColumns(text="1"), ":1: has 2 columns"),
+        ("EU B-ORG\n", TagColumns(text="word"), ": its columns have numbers, and text = 'word'"),
+        (CONLL_U.format("_", "_", "_"), TagColumns("1", "tag"), ": has no column label = 'tag'"),
+        ("\n-DOCSTART- O\n\n", NONE, ": has no word"),
+        ("", NONE, ": has no word"),
+        (
+            "10\u00a0000 O\nanna\t \tB-PER\t\noslo  B-LOC\n",
+            NONE,
+            ":2: has 3 columns .*, and most lines 2",
         ),
-        pytest.param("anna (PER)\nberg *\nin (LOC*\n\nx *\n", NONE, ":3", id="never closed"),
-        pytest.param("anna (PER)\n" * 1000 + "berg B-PER\n", NONE, ":1001", id="no bracket"),
-        pytest.param("a\tB-X\tO\nb\tO\tO\nc\tO\n", NONE, ":3", id="a column is missing"),
-        pytest.param("a\tB-X\nb\tO\n# x y\nc\tO\n", NONE, ":3", id="a comment in a sentence"),
-        pytest.param(CONLL_U.format("_", "_", "_"), TagColumns("1", "tag"), "", id="no such name"),
-        pytest.param("anna B-PER\nsings O\n", TagColumns("form"), "", id="no names"),
-        pytest.param("1\tanna\tB-PER\n2\tsings\tO\n", TagColumns("2", "2"), ":1", id="tag as word"),
+        ("a\tB-X\tO\nb\tO\tO\nc\tO\n", NONE, ":3: has 2 columns .*, and most lines 3"),
+        ("a\tB-X\nb\tO\n# x y\nc\tO\n", NONE, ":3: has 3 columns"),  # in a sentence
+        ("anna (PER)\nberg *\nin (LOC*\n\nx *\n", NONE, ":3: the span .LOC is not closed"),
+        ("anna (PER)\n" * 1000 + "berg B-PER\n", NONE, ":1001: 'B-PER' is no span in brackets"),
     ],
 )
-def test_files_that_are_refused_with_their_line(tmp_path, text, asked, where):
+def test_files_that_are_refused_with_their_line(tmp_path, text, asked, message):
     file = tmp_path / "a.conll"
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError, match=f"^{file}{message}"):
         read(file, text, asked)
-    assert str(error.value.where) == f"{file}{where}"
 
 
 def test_unused_columns_are_named(tmp_path):

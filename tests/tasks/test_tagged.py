@@ -100,23 +100,6 @@ def test_tabs_blanks_line_ends_and_comments(tmp_path):
     assert read(file) == [TagExample(("2" * 5000,) * 2, ("B-X", "O"), f"{file}:1")]
 
 
-@pytest.mark.parametrize(
-    ("text", "asked", "message"),
-    [
-        ("EU B-ORG\nrejects\n", GUESS, r":2: has 1 column \(rejects\); the word is to be column 0"),
-        ("EU B-ORG\n", TagColumns(label="2"), r":1: has 2 columns \(EU \| B-ORG\); .* column 2"),
-        ("EU B-ORG\n", TagColumns(text="1"), r":1: has 2 columns"),
-        ("EU B-ORG\n", TagColumns(text="word"), r": its columns have numbers, and text = 'word'"),
-        ("\n-DOCSTART- O\n\n", GUESS, r": has no word"),
-        ("", GUESS, r": has no word"),
-    ],
-)
-def test_columns_that_cannot_be(tmp_path, text, asked, message):
-    file = write(tmp_path / "a.conll", text)
-    with pytest.raises(DataError, match=f"^{file}{message}"):
-        read(file, asked)
-
-
 def test_words_without_tags(tmp_path):
     file = write(tmp_path / "a.conll", "EU\nrejects O\n")
     assert read(file, labelled=False) == [TagExample(("EU", "rejects"), None, f"{file}:1")]
