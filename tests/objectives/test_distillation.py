@@ -102,25 +102,15 @@ def dense_projections(model: Model, batch: Batch, layer: int) -> list[tuple[Tens
     return [part.chunk(3, 1) for part in qkv]
 
 
-def test_soft_targets_are_kl_div_of_torch():
-    module = build_module((SoftTargets(1.0, 2.0),))
-    batch = batch_of()
-    z, t = (
-        model.heads["masked"](hidden.last, hidden.table)
-        for model, hidden in (
-            (model, model.encoder(batch)) for model in (module.model, module.teacher)
-        )
-    )
-    expected = F.kl_div(
-        F.log_softmax(z / 2, 1), F.log_softmax(t / 2, 1), reduction="batchmean", log_target=True
-    )
+def test_soft_targets_of_masked_tokens_are_kl_div_of_torch():
+    module, batch = build_module((SoftTargets(1.0, 2.0, "masked"),)), batch_of()
+    index, logs = batch.targets["masked"].index, []
+    for model in (module.model, module.teacher):
+        hidden = model.encoder(batch)
+        logits = model.heads["masked"](hidden.last[index], hidden.table)
+        logs.append(F.log_softmax(logits / 2, 1))
+    expected = F.kl_div(*logs, reduction="batchmean", log_target=True)
     assert means(module, batch)["soft"] == pytest.approx(4 * expected.item(), rel=1e-12)
-    masked = build_module((SoftTargets(1.0, 2.0, "masked"),))
-    index = batch.targets["masked"].index
-    expected = F.kl_div(
-        F.log_softmax(z[index] / 2, 1), F.softmax(t[index] / 2, 1), reduction="batchmean"
-    )
-    assert means(masked, batch)["soft"] == pytest.approx(4 * expected.item(), rel=1e-12)
 
 
 def test_the_gradient_of_soft_targets_is_that_of_the_formula():
@@ -138,6 +128,7 @@ def test_logits_in_parts_give_the_gradients_of_the_whole(rows, monkeypatch):
     monkeypatch.setattr(distilling, "LOGIT_ROWS", rows)
     module = build_module((SoftTargets(1.0, 2.0),))
     batch = batch_of()
+    assert module.weights(batch) == {"soft": len(batch.ids)}
     loss = module(batch)["soft"].total
     loss.backward()
     found = {n: p.grad for n, p in module.trained_parameters() if p.grad is not None}

@@ -51,7 +51,7 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path):
     train, dev = make_relations(200, 0), make_relations(60, 1)
     data = label(task, tokenizer, train, dev, LENGTH)
     training = dataclasses.replace(
-        finetune_adam(), until=Epochs(8.0), optimizer=AdamW(lr=5e-3), precision="fp32"
+        finetune_adam(), until=Epochs(5.0), optimizer=AdamW(lr=5e-3), precision="fp32"
     )
     method = FinetuneConfig(training, LENGTH, ExampleBudget(16), metric="accuracy")
     result = fit_task(CONFIG, data, method, device="cpu")
