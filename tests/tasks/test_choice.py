@@ -2,26 +2,20 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bothways.core.errors import DataError
 from bothways.prediction.engine import evaluate_task, predict
-from bothways.tasks.choice.task import ChoiceColumns, ChoiceExample, ChoiceTask, Chooser
+from bothways.tasks.choice.task import ChoiceColumns, ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_task import TextExample
-from toy_task import bind_small, make_tokenizer
-from toy_tasks import make_choices
+from toy_tasks import TOY_TASKS, make_choices
 
 
-def make_chooser(folder: Path, length: int = 16) -> Chooser:
-    return bind_small(ChoiceTask(), make_tokenizer(folder), (), length, seed=8)
-
-
-def test_every_choice_is_a_pair_as_classification_makes_it(tmp_path):
-    tokenizer, examples = make_tokenizer(tmp_path), make_choices(30)
+def test_every_choice_is_a_pair_as_classification_makes_it(tokenizer):
+    examples = make_choices(30)
     encoded = ChoiceTask().encode(examples, tokenizer, (), 12)
     for example, made in zip(examples, encoded, strict=True):
         texts = [TextExample(example.context, end) for end in example.endings]
@@ -37,8 +31,8 @@ def test_every_choice_is_a_pair_as_classification_makes_it(tmp_path):
     assert ChoiceTask().labels(examples) == ()
 
 
-def test_scores_are_means_over_predictions(tmp_path):
-    task, examples = make_chooser(tmp_path), make_choices(40, 2)
+def test_scores_are_means_over_predictions(tokenizer):
+    task, examples = TOY_TASKS["choice"].bind(tokenizer), make_choices(40, 2)
     alone = [made for _, made in predict(task, examples)]
     for example, made in zip(examples, alone, strict=True):
         assert made.index == int(np.argmax(made.probabilities))
@@ -52,8 +46,8 @@ def test_scores_are_means_over_predictions(tmp_path):
     assert np.mean([task.grade(*pair) for pair in pairs]) == pytest.approx(accuracy)
 
 
-def test_what_cannot_be_scored_is_refused(tmp_path):
-    task = make_chooser(tmp_path)
+def test_what_cannot_be_scored_is_refused(tokenizer):
+    task = TOY_TASKS["choice"].bind(tokenizer)
     for label in (2, -1):
         with pytest.raises(DataError, match=rf"^c:3: label {label} is out of range for 2 endings"):
             evaluate_task(task, [ChoiceExample("ape", ("bee", "cat"), label, "c:3")])

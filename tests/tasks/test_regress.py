@@ -1,7 +1,5 @@
 """Scores: equal to transformers' regression, packed as alone, scored as scipy does, and refused where they are no numbers."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -9,18 +7,13 @@ from scipy import stats
 from bothways.core.errors import DataError
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.predictions import ScorePrediction
-from bothways.tasks.regression.task import RegressionTask, Regressor
+from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.text_task import TextColumns, TextExample
-from toy_task import bind_small, make_tokenizer
-from toy_tasks import make_scored
+from toy_tasks import TOY_TASKS, make_scored
 
 
-def make_scorer(folder: Path, dropout: float = 0.0) -> Regressor:
-    return bind_small(RegressionTask(), make_tokenizer(folder), ("score",), seed=6, dropout=dropout)
-
-
-def test_scores_are_measured_as_by_scipy(tmp_path):
-    task, examples = make_scorer(tmp_path, 0.1), make_scored(40, 2)
+def test_scores_are_measured_as_by_scipy(tokenizer):
+    task, examples = TOY_TASKS["regress"].bind(tokenizer, 0.1), make_scored(40, 2)
     alone = [made.score for _, made in predict(task, examples)]
     truth = [float(str(example.label)) for example in examples]
     metrics = evaluate_task(task, iter(examples))
@@ -32,8 +25,8 @@ def test_scores_are_measured_as_by_scipy(tmp_path):
     assert task.grade(examples[0], ScorePrediction(truth[0] - 2)) == pytest.approx(-4)
 
 
-def test_what_is_no_number_cannot_be_scored(tmp_path):
-    task = make_scorer(tmp_path)
+def test_what_is_no_number_cannot_be_scored(tokenizer):
+    task = TOY_TASKS["regress"].bind(tokenizer)
     for label in ("two", "inf", "1,5"):
         message = rf"^s\.tsv:3: label '{label}' is not a number\n  Write a number, such as 2\.5"
         with pytest.raises(DataError, match=message):
@@ -57,10 +50,10 @@ def test_scores_far_from_0_have_units_of_their_own():
     assert RegressionTask().output_scale(far[:1]) is None
 
 
-def test_the_mean_is_what_one_answers_without_reading(tmp_path):
+def test_the_mean_is_what_one_answers_without_reading():
     examples = make_scored(30, 1)
     mean = np.mean([float(str(e.label)) for e in examples])
     constant = [(e, ScorePrediction(float(mean))) for e in examples]
     baseline = dict(RegressionTask().baseline(examples))
     assert baseline.pop("loss") == baseline["mse"]
-    assert baseline == pytest.approx(dict(make_scorer(tmp_path).score(constant)))
+    assert baseline == pytest.approx(dict(RegressionTask().score(constant, ())))
