@@ -186,9 +186,9 @@ def owners(
 ) -> Int64[np.ndarray, " words"]:
     """Return the window in which each position counts, for windows that all hold `room` tokens.
 
-    That is the window with the nearest middle; of two at equal distance, the earlier.
+    That is the window with the nearest middle, where it has the most context; of two at equal
+    distance, the earlier.
     """
-    # A token belongs to the window with the nearest middle: there it has the most context
     starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
     # Twice the point halfway between the middles of neighbouring windows: whole numbers.
     borders = starts[:-1] + starts[1:] + room - 1

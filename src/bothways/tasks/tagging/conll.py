@@ -105,7 +105,7 @@ class ColumnLayout:
 
 
 def find_layout(
-    lines: Iterable[str],
+    lines: list[str],
     location: str,
     text: str | None = None,
     label: str | None = None,
@@ -121,7 +121,6 @@ def find_layout(
     Raises:
         DataError: a column that is asked for is a name, and the file has no such name.
     """
-    lines = list(lines)
     header = _header(lines)
     sentences, width, names = _sample([x for x in lines if not header or (*_fields(x),) != header])
     columns = [[[row[at] for row in rows] for rows in sentences] for at in range(width)]
@@ -201,8 +200,8 @@ def _header(lines: list[str]) -> tuple[str, ...]:
     if len(rows) < 2 or not any(name.lower() in _WORD_NAMES for name in rows[0]):
         return ()
     columns = zip(*(row for row in rows[1:] if len(row) == len(rows[0])), strict=True)
-    tags = [types for types in map(_entity_types, map(list, columns)) if types is not None]
-    return rows[0] if any(tags) and not any(map(_ENTITY_TAG.fullmatch, rows[0])) else ()
+    has_tags = any(map(_entity_types, map(list, columns)))
+    return rows[0] if has_tags and not any(map(_ENTITY_TAG.fullmatch, rows[0])) else ()
 
 
 def _sample(lines: list[str]) -> tuple[list[list[list[str]]], int, tuple[str, ...]]:

@@ -200,7 +200,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
             suffixes = ["", "_strict", *(f"/{kind}" for kind in schemes.types_of(labels))]
             rates = ("f1", "precision", "recall")
             names = [f"{rate}{suffix}" for suffix in suffixes for rate in rates]
-        return {**dict.fromkeys([*names, "accuracy"], "highest"), "loss": "lowest"}
+        return base.directions(*names, "accuracy", lowest="loss")
 
     def passages(self, examples: Many[TagExample]) -> Many[Hashable]:
         """Return the number of each sentence's document; without several, the words."""
