@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import bothways
-from bothways.core.batch import Batch, pack
+from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.distillation import (
@@ -28,9 +28,9 @@ from bothways.objectives.distillation import Teacher
 from bothways.tasks.base import TaskModel
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.text_task import TextExample
-from bothways.training.loop import weighted_sum
 from family_tasks import LENGTH, TASKS, encoder_of, tokenizer_of
 from toy_folder import make_examples, make_folder
+from toy_training import check_splits
 
 CPU = torch.device("cpu")
 
@@ -98,22 +98,9 @@ def test_the_soft_loss_of_every_task_is_its_formula(definition, examples, tmp_pa
     assert training_module.coefficients == {student.loss_name: 0.5, "soft": 0.5}
     hard = student(batch)[student.loss_name].total
     assert torch.equal(training_module(batch)[student.loss_name].total, hard)
-
-    def gradient(batches: list[Batch]) -> dict[str, Tensor]:
-        training_module.zero_grad(set_to_none=True)
-        weights = [training_module.weights(each) for each in batches]
-        total = {name: sum(each[name] for each in weights) for name in weights[0]}
-        for each in batches:
-            weighted_sum(training_module(each), total, training_module.coefficients).backward()
-        parameters = training_module.named_parameters()
-        return {name: p.grad for name, p in parameters if p.grad is not None}
-
-    targets = {name: each.without_weight() for name, each in sequences[0].targets.items()}
-    void = dataclasses.replace(sequences[0], targets=targets)
-    whole = gradient([batch])
-    parts = gradient([pack(sequences[:5]), pack(sequences[5:]), pack([void])])
-    assert whole.keys() == parts.keys() == {name for name, _ in student.named_parameters()}
-    assert all(torch.allclose(whole[name], parts[name], atol=1e-5) for name in whole)
+    check_splits(training_module, sequences, 1e-5)
+    trained = {name for name, p in training_module.named_parameters() if p.grad is not None}
+    assert trained == {name for name, _ in student.named_parameters()}
     student.model.load_state_dict(other.model.state_dict())
     assert training_module(batch)["soft"].total.item() == pytest.approx(0.0, abs=1e-3)
     training_module.zero_grad(set_to_none=True)

@@ -29,7 +29,7 @@ from bothways.core.training_module import Loss, TrainingModule
 from bothways.pretraining import run as pretraining_run
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, FolderStore, Keep, Store
-from bothways.training.loop import Loop, evaluate_losses
+from bothways.training.loop import Loop, evaluate_losses, weighted_sum
 from bothways.training.optimizers import (
     AdamW,
     Lamb,
@@ -106,6 +106,23 @@ def void(one: Sequence) -> Sequence:
     return dataclasses.replace(
         one, targets={name: target.without_weight() for name, target in one.targets.items()}
     )
+
+
+def check_splits(module: TrainingModule, sequences: list[Sequence], near: float = 1e-10) -> None:
+    """The gradients of a step are the same in other microbatches, of which one has no weight."""
+
+    def gradients(batches: list[Batch]) -> dict[str, Tensor]:
+        module.zero_grad(set_to_none=True)
+        weights = [module.weights(batch) for batch in batches]
+        total = {name: sum(each[name] for each in weights) for name in weights[0]}
+        for batch in batches:
+            weighted_sum(module(batch), total, module.coefficients).backward()
+        return {name: p.grad for name, p in module.trained_parameters() if p.grad is not None}
+
+    empty = pack([void(sequences[0])])
+    assert {*module.weights(empty).values()} == {0.0}
+    parts = gradients([pack(sequences[:2]), empty, pack(sequences[2:])])
+    torch.testing.assert_close(parts, gradients([pack(sequences)]), rtol=1e-9, atol=near)
 
 
 def steps(

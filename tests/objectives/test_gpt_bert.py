@@ -27,7 +27,7 @@ from bothways.pretraining.forecast import predicted_share
 from bothways.pretraining.run import pretrain
 from bothways.training.loop import weighted_sum
 from toy_objective import SIZE, VOCABULARY, draw_sequences, short_run, stop_and_resume
-from toy_training import enter_ranks, on_ranks
+from toy_training import check_splits, enter_ranks, on_ranks
 
 CONFIG = EncoderConfig(
     SIZE, 16, 2, 2, 24, segments=2, dropout=Dropouts(0.0, 0.0), initial_range=0.4
@@ -87,6 +87,7 @@ def test_losses_and_gradients_are_those_of_the_formula(training):
     theirs = torch.autograd.grad(expected, parameters, materialize_grads=True)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
+    check_splits(module, sequences)
 
 
 def test_kinds_are_drawn_by_the_key_and_masks_are_those_of_masked_lm():

@@ -29,6 +29,7 @@ from bothways.pretraining.build import vocabulary_of
 from bothways.pretraining.run import pretrain
 from toy_corpora import write_texts
 from toy_objective import SIZE, draw_sequences, short_run, stop_and_resume
+from toy_training import check_splits
 
 
 def plans(corpus: Corpus, segments: SentenceOrder) -> list[PairPlan]:
@@ -202,6 +203,7 @@ def test_the_loss_is_the_formula(module):
             total -= torch.log_softmax(logits, 0)[sequence.targets["masked"].ids[place]].item()
             count += 1
     assert weights["boundary"] == count
+    check_splits(module, sequences)
     assert losses["boundary"].total.item() == pytest.approx(total, rel=1e-12)
 
 
