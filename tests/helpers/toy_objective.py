@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bothways.core.source import Sequence, rng
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
+from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
+from bothways.model.model import Model
 from bothways.objectives.objective import Objective
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -37,6 +40,16 @@ def draw_sequences(
         text = Sequence(np.array([2, *inner, 3], np.int32), np.zeros(length, np.int8))
         result.append(objective.prepare(text, vocabulary, rng(number, "test")))
     return result
+
+
+def build_module(objective: Objective, encoder: EncoderConfig) -> Any:
+    """The training module of an objective, with weights at random, in evaluation mode."""
+    torch.manual_seed(0)
+    models = {role: Model(*spec) for role, spec in objective.models(encoder).items()}
+    module = objective.training_module(models, VOCABULARY)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module.eval()
 
 
 def short_run(

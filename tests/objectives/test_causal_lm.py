@@ -1,23 +1,21 @@
 """Left-to-right language modelling: the loss against its formula, and a GPT from pre-training to fine-tuning."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from bothways.core.batch import pack
 from bothways.core.errors import FolderError
-from bothways.core.source import Sequence
-from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, NextTokenHead, PoolerHead
-from bothways.model.model import Model
 from bothways.objectives.causal_lm import CausalLM
 from bothways.pretraining.recipes import modern, paper
 from commands import run_line
+from toy_objective import SIZE, build_module, draw_sequences
+from toy_training import check_splits
 
 FAST = [
     "training.until=30 steps", "training.precision=fp32", "training.optimizer.lr=0.03",
@@ -27,16 +25,10 @@ FAST = [
 
 
 def test_loss_is_the_cross_entropy_of_the_next_tokens():
-    torch.manual_seed(2)
-    config = EncoderConfig(20, 8, 2, 2, 8, patterns=(Causal(),), dropout=Dropouts(0.0, 0.0))
-    vocabulary = Vocabulary(20, np.zeros(20, dtype=bool), 3)
-    objective, model = CausalLM(), Model(config, (NextTokenHead(),))
-    module = objective.training_module({"model": model}, vocabulary)
-    lengths, rng = (5, 1, 3), np.random.default_rng(0)
-    sequences = [
-        Sequence(rng.integers(20, size=n, dtype=np.int32), np.zeros(n, np.int8)) for n in lengths
-    ]
-    batch = pack([objective.prepare(sequence, vocabulary, rng) for sequence in sequences])
+    config = EncoderConfig(SIZE, 8, 2, 2, 8, patterns=(Causal(),), dropout=Dropouts(0.0, 0.0))
+    module, lengths = build_module(CausalLM(), config), (5, 2, 3)
+    sequences = draw_sequences(CausalLM(), lengths)
+    batch, model = pack(sequences), module.model
     losses = module(batch)
     assert losses.keys() == {"next"}
     assert module.weights(batch) == {"next": sum(lengths) - len(lengths)}
@@ -46,6 +38,7 @@ def test_loss_is_the_cross_entropy_of_the_next_tokens():
         for rows, ids in zip(logits.split(lengths), batch.ids.split(lengths), strict=True)
     )
     torch.testing.assert_close(losses["next"].total, expected)
+    check_splits(module.double(), sequences)
 
 
 def test_gpt_is_pre_trained_from_left_to_right(corpus, tmp_path):

@@ -18,7 +18,7 @@ from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.model.model import Encoder, Model
+from bothways.model.model import Encoder
 from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig
@@ -26,7 +26,7 @@ from bothways.pretraining.evaluation import scored_objective
 from bothways.pretraining.forecast import predicted_share
 from bothways.pretraining.run import pretrain
 from bothways.training.loop import weighted_sum
-from toy_objective import SIZE, VOCABULARY, draw_sequences, short_run, stop_and_resume
+from toy_objective import SIZE, build_module, draw_sequences, short_run, stop_and_resume
 from toy_training import check_splits, enter_ranks, on_ranks
 
 CONFIG = EncoderConfig(
@@ -54,20 +54,12 @@ def formula(model, sequences):
     return totals, squares
 
 
-def make_module(objective):
-    torch.manual_seed(4)
-    module = objective.training_module(
-        {role: Model(*spec) for role, spec in objective.models(CONFIG).items()}, VOCABULARY
-    )
-    return module.double()
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_losses_and_gradients_are_those_of_the_formula(training):
     objective = GPTBERT(masking=Masking(0.4), causal=0.4, z_loss=0.1)
     sequences = draw_sequences(objective, LENGTHS)
     assert {s.causal for s in sequences} == {False, True}
-    module = make_module(objective).train(training)
+    module = build_module(objective, CONFIG).double().train(training)
     batch = pack(sequences)
     losses, weights = module(batch), module.weights(batch)
     totals, squares = formula(module.model, sequences)

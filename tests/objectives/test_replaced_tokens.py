@@ -17,7 +17,6 @@ from bothways.data.loader import TokenBudget
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.model.model import Model
 from bothways.objectives.replaced_tokens import (
     Narrower,
     ReplacedTokens,
@@ -32,7 +31,7 @@ from bothways.training.loop import evaluate_losses
 from bothways.training.meter import EvaluationScores
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan
-from toy_objective import SIZE, VOCABULARY, draw_sequences, short_run
+from toy_objective import SIZE, build_module, draw_sequences, short_run
 from toy_training import check_splits
 
 TABLES = ("token", "position", "segment", "norm")
@@ -45,19 +44,9 @@ def shape_of(vocab: int = SIZE, embedding: int | None = 16) -> EncoderConfig:
     )
 
 
-def build_module(config: EncoderConfig) -> ReplacedTokensModule:
-    torch.manual_seed(0)
-    objective = ReplacedTokens()
-    models = {role: Model(*spec) for role, spec in objective.models(config).items()}
-    module = objective.training_module(models, VOCABULARY)
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return module.eval()
-
-
 @pytest.fixture
 def module() -> ReplacedTokensModule:
-    return build_module(shape_of())
+    return build_module(ReplacedTokens(), shape_of())
 
 
 def discriminated(module: ReplacedTokensModule, batch: Batch) -> tuple[dict, Tensor]:
@@ -86,7 +75,7 @@ def padded(batch: Batch, values: Tensor, fill: int) -> Tensor:
 def test_both_losses_are_those_of_transformers(embedding, tmp_path):
     from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-    module = build_module(shape_of(embedding=embedding))
+    module = build_module(ReplacedTokens(), shape_of(embedding=embedding))
     for role, model in module.saved().items():
         save_model(tmp_path / role, model)
     discriminator = ElectraForPreTraining.from_pretrained(tmp_path / "model").double().eval()

@@ -17,7 +17,6 @@ from bothways.data.segments import NextSentence, PairPlan, SentenceOrder
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.model.model import Model
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import (
     OFFSETS,
@@ -28,7 +27,7 @@ from bothways.objectives.span_boundary import (
 from bothways.pretraining.build import vocabulary_of
 from bothways.pretraining.run import pretrain
 from toy_corpora import write_texts
-from toy_objective import SIZE, draw_sequences, short_run, stop_and_resume
+from toy_objective import SIZE, build_module, draw_sequences, short_run, stop_and_resume
 from toy_training import check_splits
 
 
@@ -166,12 +165,7 @@ def test_spans_at_an_end_and_places_far_inside_have_no_target():
 @pytest.fixture
 def module() -> SpanBoundaryModule:
     config = EncoderConfig(SIZE, width=32, depth=2, heads=2, intermediate_size=48)
-    torch.manual_seed(0)
-    model = Model(*MaskedLMSpanBoundary().models(config)["model"])
-    module = SpanBoundaryModule(model).double()
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return module.eval()
+    return build_module(MaskedLMSpanBoundary(), config).double()
 
 
 SPANS = MaskedLMSpanBoundary(masking=Masking(0.3, Spans(), decided_by="unit"))
