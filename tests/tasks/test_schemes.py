@@ -18,7 +18,6 @@ from bothways.tasks.tagging.schemes import (
     chunks,
     find_scheme,
     flaws,
-    foreign_tags,
     respell,
     scheme_of,
     tag_part,
@@ -91,11 +90,6 @@ def test_bare_tags_are_of_a_type_without_a_name():
 )
 def test_broken_sequences(tags, scheme, places):
     assert flaws(tags, scheme) == places
-
-
-def test_tags_of_another_scheme():
-    assert foreign_tags(["O", "B-X", "E-X", "S-X", "NN"], "iob2") == {"E-X", "S-X", "NN"}
-    assert foreign_tags(["O", "B-X", "L-X", "U-X"], "bioes") == set()
 
 
 @settings(deadline=None)

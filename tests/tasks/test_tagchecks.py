@@ -75,6 +75,7 @@ def test_the_scheme_is_said_and_may_be_given():
     assert len(said(ENOUGH, scheme="iob1")["warning"]) == 1
     (error,) = said(made("a/S-X", "b/NN"), scheme="iob2")["error"]
     assert "task.scheme: the training data has tags that IOB2 lacks: NN, S-X" in error
+    assert said(made("a/O b/B-X c/L-X d/U-X"), scheme="bioes")["error"] == []
     assert said(made("a/B-X b/O", "c/PER"), scheme="plain")["warning"] == []
     assert said(made("a/NN b/O", "c/VB"))["warning"] == []
     assert "are all absent" in said([TagExample(("a",), None)])["error"][1]

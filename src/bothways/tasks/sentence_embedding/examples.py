@@ -362,26 +362,6 @@ def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def loss_for(examples: Many[VectorExample]) -> losses.VectorLoss:
-    """Return the loss that is usual for examples of this form.
-
-    Raises:
-        DataError: an example without a second text, a label or negatives.
-    """
-    first = examples[0]
-    if any(example.scores for example in examples):
-        return losses.TeacherKL()
-    if any(example.text_b is None for example in examples):
-        if first.label is None:
-            message = "has one text and no class, so there is nothing to learn"
-            fix = "Give a column with a text that belongs to it, or with its class."
-            raise DataError(message, where=first.where, fix=fix)
-        return losses.SupervisedContrastive()
-    if any(example.label is not None for example in examples):
-        return losses.CoSENT()
-    return losses.InBatchSoftmax()
-
-
 def check_vector_examples(
     loss: losses.VectorLoss, train: Many[VectorExample], dev: Many[VectorExample]
 ) -> list[Finding]:

@@ -30,7 +30,7 @@ from torch import Tensor
 from bothways.core.batch import Batch, Layout, Targets, onto
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_at_least, require_range
-from bothways.core.errors import ConfigError, Finding, call
+from bothways.core.errors import ConfigError, DataError, Finding, call
 from bothways.core.source import Sequence
 from bothways.core.training_module import VectorModule
 from bothways.hub import sentence_transformers
@@ -50,7 +50,6 @@ from bothways.tasks.sentence_embedding.examples import (
     check_vector_examples,
     graded_examples,
     grades_file,
-    loss_for,
     vector_example,
 )
 from bothways.tasks.sentence_embedding.vectors import Agreement, gold_score, retrieval
@@ -274,11 +273,27 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return score if math.isfinite(score) else None
 
     def adapted(self, train: Many[TextExample]) -> SentenceEmbeddingTask:
-        """Return the task with the loss that is usual for the form of its training data."""
+        """Return the task with the loss that is usual for the form of its training data.
+
+        Raises:
+            DataError: an example without a second text, a label or negatives.
+        """
         if self.loss is not None:
             return self
         examples = [example for example in train if isinstance(example, VectorExample)]
-        return dataclasses.replace(self, loss=loss_for(examples or vector_examples(train)))
+        examples = examples or vector_examples(train)
+        loss: losses.VectorLoss = losses.InBatchSoftmax()
+        if any(example.scores for example in examples):
+            loss = losses.TeacherKL()
+        elif any(example.text_b is None for example in examples):
+            if examples[0].label is None:
+                message = "has one text and no class, so there is nothing to learn"
+                fix = "Give a column with a text that belongs to it, or with its class."
+                raise DataError(message, where=examples[0].where, fix=fix)
+            loss = losses.SupervisedContrastive()
+        elif any(example.label is not None for example in examples):
+            loss = losses.CoSENT()
+        return dataclasses.replace(self, loss=loss)
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         return check_vector_examples(

@@ -43,7 +43,7 @@ UNNAMED = "_"
 
 _TAG = re.compile(r"([BIESLUM])(?:-(.+))?")
 _SAME = {"L": "E", "U": "S", "M": "I"}
-_PREFIXES: dict[Spelling, str] = {"iob1": "OBI", "iob2": "OBI", "bioes": "OBIES"}
+PREFIXES: dict[Spelling, str] = {"iob1": "OBI", "iob2": "OBI", "bioes": "OBIES"}
 
 
 class TagPart(NamedTuple):
@@ -159,13 +159,6 @@ def find_scheme(sentences: Iterable[Many[str]]) -> Spelling | Literal["plain"]:
         for scheme in broken:
             broken[scheme] += len(flaws(tags, scheme))
     return "bioes" if has_end else "iob2" if broken["iob2"] <= broken["iob1"] else "iob1"
-
-
-def foreign_tags(tags: Iterable[str], scheme: Spelling) -> set[str]:
-    """Return the tags that the scheme does not have."""
-    parts = {tag: tag_part(tag) for tag in set(tags)}
-    allowed = _PREFIXES[scheme]
-    return {tag for tag, part in parts.items() if part is None or part.prefix not in allowed}
 
 
 def flaws(tags: Many[str], scheme: Spelling) -> list[int]:

@@ -492,7 +492,9 @@ def _check_scheme(examples: Many[TagExample], scheme: schemes.Scheme, name: str)
     actual = schemes.find_scheme(tags) if scheme == "auto" else scheme
     if actual == "plain":
         return _check_mixed(examples, name) if scheme == "auto" else []
-    foreign = schemes.foreign_tags((tag for row in tags for tag in row), actual)
+    parts = {tag: schemes.tag_part(tag) for row in tags for tag in row}
+    letters = schemes.PREFIXES[actual]
+    foreign = {tag for tag, part in parts.items() if part is None or part.prefix not in letters}
     if foreign:
         message = f"the {name} data has tags that {actual.upper()} lacks: {places(sorted(foreign))}"
         fix = "Set task.scheme=auto, or plain for tags of single words."
