@@ -1,7 +1,5 @@
 """Texts that are longer than the model: truncated, read at both ends, or read in windows."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,46 +11,46 @@ from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_task import LongTexts, LongTextTask, TextExample
+from bothways.text.tokenizer import Tokenizer
 from parity import batch_of, check_sum
-from toy_task import VOCABULARY, WORDS, make_task, make_tokenizer
+from toy_task import VOCABULARY, WORDS, bind_small
 
 LONG = " ".join(WORDS)  # ten tokens
 WINDOWS = ["ape bee cat dog elk fox", "dog elk fox gnu hen ibis", "elk fox gnu hen ibis jay"]
 
 
 def words_of(
-    folder: Path, length: int, long_texts: LongTexts, *texts: str, stride: int | None = None
+    tokenizer: Tokenizer, length: int, long_texts: LongTexts, *texts: str, stride: int | None = None
 ) -> tuple[list[str], int]:
     """The words of each sequence, and how many tokens are in none."""
-    tokenizer = make_tokenizer(folder)
     task, ids = LongTextTask(long_texts=long_texts, stride=stride), tokenizer.encode(list(texts))
     read = task.single if len(texts) == 1 else task.pair
     parts, cut = read(*ids, tokenizer.template, length)
     return [" ".join(VOCABULARY[id] for id in part.ids) for part in parts], cut
 
 
-def test_a_long_text_is_read_by_its_beginning_its_ends_or_whole(tmp_path):
+def test_a_long_text_is_read_by_its_beginning_its_ends_or_whole(tokenizer):
     for long_texts, texts, cut in (
         ("truncate", ["ape bee cat dog elk fox"], 4),
         ("head_tail", ["ape fox gnu hen ibis jay"], 4),
         ("windows", WINDOWS, 0),
     ):
         expected = [f"[CLS] {text} [SEP]" for text in texts]
-        assert words_of(tmp_path, 8, long_texts, LONG) == (expected, cut)
-        assert words_of(tmp_path, 12, long_texts, LONG) == ([f"[CLS] {LONG} [SEP]"], 0)
-    assert len(words_of(tmp_path, 8, "windows", LONG, stride=1)[0]) == 5
+        assert words_of(tokenizer, 8, long_texts, LONG) == (expected, cut)
+        assert words_of(tokenizer, 12, long_texts, LONG) == ([f"[CLS] {LONG} [SEP]"], 0)
+    assert len(words_of(tokenizer, 8, "windows", LONG, stride=1)[0]) == 5
 
 
-def test_windows_move_over_the_longer_of_two_texts(tmp_path):
-    parts, cut = words_of(tmp_path, 9, "windows", "ape bee", LONG, stride=4)
+def test_windows_move_over_the_longer_of_two_texts(tokenizer):
+    parts, cut = words_of(tokenizer, 9, "windows", "ape bee", LONG, stride=4)
     assert parts[0] == "[CLS] ape bee [SEP] ape bee cat dog [SEP]"
     assert parts[-1] == "[CLS] ape bee [SEP] gnu hen ibis jay [SEP]"
     assert cut == 0
-    parts, cut = words_of(tmp_path, 9, "windows", LONG, "ape bee cat dog", stride=4)
+    parts, cut = words_of(tokenizer, 9, "windows", LONG, "ape bee cat dog", stride=4)
     assert parts[0] == "[CLS] ape bee cat [SEP] ape bee cat [SEP]"
     assert parts[-1] == "[CLS] hen ibis jay [SEP] ape bee cat [SEP]"
     assert cut == 1
-    ends = words_of(tmp_path, 9, "head_tail", LONG, "ape bee")
+    ends = words_of(tokenizer, 9, "head_tail", LONG, "ape bee")
     assert ends == (["[CLS] ape hen ibis jay [SEP] ape bee [SEP]"], 6)
 
 
@@ -67,10 +65,8 @@ def test_windows_move_over_the_longer_of_two_texts(tmp_path):
     ],
     ids=lambda task: f"{task.name}-{getattr(task, 'pooling', '')}",
 )
-def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path, task):
-    toy = make_task(tmp_path, ("x",))
-    toy.model.eval()
-    task_model = task.bind(toy.model, toy.tokenizer, ("x",), 8)
+def test_the_prediction_for_a_text_is_that_of_all_its_windows(tokenizer, task):
+    task_model = bind_small(task, tokenizer, ("x",), 8).eval()
     kind = MultilabelExample if isinstance(task, MultilabelTask) else TextExample
     ((_, whole),) = predict(task_model, [kind(LONG)])
     parts = [prediction for _, prediction in predict(task_model, [kind(text) for text in WINDOWS])]
@@ -98,10 +94,9 @@ def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path, task):
     ],
     ids=lambda task: f"{task.name}-{getattr(task, 'smoothing', '')}",
 )
-def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tmp_path, task):
+def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tokenizer, task):
     labels = ("score",) if isinstance(task, RegressionTask) else ("0", "1")
-    toy = make_task(tmp_path, labels, dropout=0.0)
-    task_model = task.bind(toy.model, toy.tokenizer, labels, 8)
+    task_model = bind_small(task, tokenizer, labels, 8)
     multilabel = isinstance(task, MultilabelTask)
     kind, answer = (MultilabelExample, ("1",)) if multilabel else (TextExample, "1")
     texts = ["ape bee", LONG, *WINDOWS]
@@ -114,10 +109,8 @@ def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tmp_path, task):
     check_sum(task_model, list(inputs))
 
 
-def test_two_texts_of_several_windows_have_a_vector_each(tmp_path):
-    toy = make_task(tmp_path)
-    task = SentenceEmbeddingTask(long_texts="windows")
-    task_model = task.bind(toy.model.eval(), toy.tokenizer, (), 8)
+def test_two_texts_of_several_windows_have_a_vector_each(tokenizer):
+    task_model = bind_small(SentenceEmbeddingTask(long_texts="windows"), tokenizer, (), 8).eval()
     ((_, pair),) = predict(task_model, [TextExample("ape bee", LONG)])
     alone = predict(task_model, map(TextExample, ("ape bee", LONG)))
     for vector, (_, single) in zip(pair.vectors, alone, strict=True):
@@ -133,9 +126,8 @@ def texts_of_length(*lengths: int) -> list[TextExample]:
     ]
 
 
-def test_the_length_is_chosen_from_the_data(tmp_path):
+def test_the_length_is_chosen_from_the_data(tokenizer):
     """Texts that fit keep the usual length; else nearly all texts are read whole, if the model can."""
-    tokenizer = make_tokenizer(tmp_path)
     short, long = texts_of_length(*range(3, 23)), texts_of_length(*range(150, 190, 2), 151)
 
     def chosen(examples: list[TextExample], length: int | None, positions: int = 512) -> int:
@@ -148,16 +140,15 @@ def test_the_length_is_chosen_from_the_data(tmp_path):
     assert chosen(long, 20) == 20
 
 
-def test_the_length_that_is_needed_is_that_of_nearly_all_texts(tmp_path):
-    tokenizer = make_tokenizer(tmp_path)
+def test_the_length_that_is_needed_is_that_of_nearly_all_texts(tokenizer):
     examples = texts_of_length(*[30] * 18, 60, 500)
     inputs = ClassificationTask().encode(examples, tokenizer, ("x", "y"), 16)
     assert needed_length(inputs) == 64
     assert needed_length(inputs, 1.0) == 512
 
 
-def test_the_advice_on_truncation_can_be_followed(tmp_path):
-    tokenizer, long = make_tokenizer(tmp_path), texts_of_length(*range(150, 190, 2), 151)
+def test_the_advice_on_truncation_can_be_followed(tokenizer):
+    long = texts_of_length(*range(150, 190, 2), 151)
 
     def advice(length: int, positions: int) -> str:
         data = examine(ClassificationTask(), tokenizer, long, [], length, positions)

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,29 +16,28 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.base import EncodedExample
-from bothways.tasks.classification.task import ClassificationTask, TextClassifier
+from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelExample, MultilabelTask
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_task import TextColumns, TextExample
+from bothways.text.tokenizer import Tokenizer
 from parity import batch_of, check_sum
-from toy_task import bind_small, make_examples, make_task, make_tokenizer
+from toy_task import bind_small, make_examples
 from toy_tasks import LABELS, make_labelled
 
 PLAIN = MultilabelTask()
 
 
-def make_labeller(
-    folder: Path, definition: MultilabelTask = PLAIN, labels: tuple[str, ...] = LABELS
-) -> MultilabelClassifier:
-    return bind_small(definition, make_tokenizer(folder), labels, seed=7)
+def make_labeller(tokenizer: Tokenizer, definition: MultilabelTask = PLAIN) -> MultilabelClassifier:
+    return bind_small(definition, tokenizer, LABELS, seed=7)
 
 
 def truth_of(examples: list[MultilabelExample]) -> np.ndarray:
     return np.array([[label in (e.labels or ()) for label in LABELS] for e in examples])
 
 
-def test_predictions_are_scored_as_by_sklearn(tmp_path):
-    task, examples = make_labeller(tmp_path), make_labelled(50, 3)
+def test_predictions_are_scored_as_by_sklearn(tokenizer):
+    task, examples = make_labeller(tokenizer), make_labelled(50, 3)
     alone = [made for _, made in predict(task, examples)]
     truth, p = truth_of(examples), np.array([[*made.probabilities.values()] for made in alone])
     assert [made.labels for made in alone] == [tuple(np.array(LABELS)[row >= 0.5]) for row in p]
@@ -59,8 +57,8 @@ def test_predictions_are_scored_as_by_sklearn(tmp_path):
     assert np.mean(grades) == pytest.approx(found["exact"])
 
 
-def test_thresholds_are_tuned_and_used(tmp_path):
-    task, examples = make_labeller(tmp_path), make_labelled(15, 4)
+def test_thresholds_are_tuned_and_used(tokenizer):
+    task, examples = make_labeller(tokenizer), make_labelled(15, 4)
     before = evaluate_task(task, examples)
     task.task = task.tuned(predict(task, examples), "f1_macro")
     assert len(task.task.thresholds) == 3
@@ -72,23 +70,23 @@ def test_thresholds_are_tuned_and_used(tmp_path):
     assert after["f1_macro"] > before["f1_macro"]
     saved = json.loads(json.dumps(configs.to_dict(task.task)))
     assert configs.read(MultilabelTask, saved) == task.task
-    assert make_labeller(tmp_path).tuned([]) == MultilabelTask()
-    strict = make_labeller(tmp_path, MultilabelTask(thresholds=(0.0, 1.0, 1.0)))
+    assert make_labeller(tokenizer).tuned([]) == MultilabelTask()
+    strict = make_labeller(tokenizer, MultilabelTask(thresholds=(0.0, 1.0, 1.0)))
     assert {made.labels for _, made in predict(strict, examples)} == {("x",)}
 
 
-def test_a_label_is_given_from_its_threshold_on(tmp_path):
+def test_a_label_is_given_from_its_threshold_on(tokenizer):
     logits = np.array([0.0, -1e-3, 1e-3], dtype=np.float32)
     encoded, example = EncodedExample((), 0, 0), MultilabelExample("t")
-    assert make_labeller(tmp_path).decode(example, encoded, [logits]).labels == ("x", "z")
-    certain = make_labeller(tmp_path, MultilabelTask(thresholds=(1.0, 1.0, 0.0)))
+    assert make_labeller(tokenizer).decode(example, encoded, [logits]).labels == ("x", "z")
+    certain = make_labeller(tokenizer, MultilabelTask(thresholds=(1.0, 1.0, 0.0)))
     logits = np.array([99, 9, -9999], dtype=np.float32)
     assert certain.decode(example, encoded, [logits]).labels == ("x", "z")
 
 
-def test_a_certain_mistake_costs_much_and_not_everything(tmp_path):
+def test_a_certain_mistake_costs_much_and_not_everything(tokenizer):
     made = MultilabelPrediction(("x",), {"x": 1.0, "y": 0.0, "z": 0.0})
-    metrics = make_labeller(tmp_path).score([(MultilabelExample("t", None, ()), made)])
+    metrics = make_labeller(tokenizer).score([(MultilabelExample("t", None, ()), made)])
     assert metrics["loss"] == pytest.approx(36.84 / 3, abs=0.01)
 
 
@@ -137,8 +135,8 @@ def test_files_of_every_kind(tmp_path):
         list(MultilabelTask().read(str(tmp_path / "b.jsonl")).examples)
 
 
-def test_what_cannot_be_is_refused(tmp_path):
-    task = make_labeller(tmp_path)
+def test_what_cannot_be_is_refused(tokenizer):
+    task = make_labeller(tokenizer)
     with pytest.raises(DataError, match=r"^m:3: label 'w' is not among the model's 3 labels"):
         task.encode([MultilabelExample("ape", None, ("x", "w"), "m:3")])
     with pytest.raises(ConfigError, match=r"^separator: must not be empty"):
@@ -146,7 +144,7 @@ def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^thresholds: must be from 0 to 1, not 1\.5"):
         MultilabelTask(thresholds=(0.5, 1.5))
     with pytest.raises(ConfigError, match=r"^task\.thresholds: there are 2 for 3 labels"):
-        make_labeller(tmp_path, MultilabelTask(thresholds=(0.5, 0.5)))
+        make_labeller(tokenizer, MultilabelTask(thresholds=(0.5, 0.5)))
 
 
 def test_the_baseline_is_the_best_constant_answer(tmp_path):
@@ -167,9 +165,9 @@ def test_the_baseline_is_the_best_constant_answer(tmp_path):
     assert MultilabelTask().baseline(bare) == {}
 
 
-def test_weights_are_selected_at_the_best_thresholds(tmp_path):
+def test_weights_are_selected_at_the_best_thresholds(tokenizer):
     """Early in training no probability reaches 0.5, and F1 there tells no two checkpoints apart."""
-    labeller, examples = make_labeller(tmp_path), make_labelled(40)
+    labeller, examples = make_labeller(tokenizer), make_labelled(40)
     truth = truth_of(examples)
 
     def results(lead: float) -> list[tuple[MultilabelExample, MultilabelPrediction]]:
@@ -191,17 +189,12 @@ def test_weights_are_selected_at_the_best_thresholds(tmp_path):
 WEIGHTS = (0.5, 2.0, 1.25)
 
 
-def make_weighed(folder: Path, definition: ClassificationTask) -> TextClassifier:
-    plain = make_task(folder, dropout=0.0)
-    return definition.bind(plain.model, plain.tokenizer, plain.labels, 16)
-
-
 @pytest.mark.parametrize(
     "definition",
     [ClassificationTask(smoothing=0.1), ClassificationTask(smoothing=0.2, weighting=WEIGHTS)],
 )
-def test_losses_are_torchs_mean_however_the_batch_is_cut(tmp_path, definition):
-    task = make_weighed(tmp_path, definition)
+def test_losses_are_torchs_mean_however_the_batch_is_cut(tokenizer, definition):
+    task = bind_small(definition, tokenizer, LABELS)
     examples = [*make_examples(11), TextExample("ape", None, None)]
     inputs = task.encode(examples)
     index, batch = {None: -100, "x": 0, "y": 1, "z": 2}, batch_of(inputs)
@@ -239,7 +232,7 @@ def test_the_baseline_knows_no_loss_that_is_smoothed_or_weighed():
         assert definition.baseline(train) == plain
 
 
-def test_weights_that_cannot_be_are_refused(tmp_path):
+def test_weights_that_cannot_be_are_refused(tokenizer):
     for smoothing in (-0.1, 1.0):
         with pytest.raises(
             ConfigError, match=rf"^smoothing: must be at least 0 and below 1, not {smoothing}"
@@ -249,6 +242,6 @@ def test_weights_that_cannot_be_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=r"^weighting: must be above 0"):
             ClassificationTask(weighting=weights)
     with pytest.raises(ConfigError, match=r"^task\.weighting: there are 2 for 3 labels \(x, y"):
-        make_weighed(tmp_path, ClassificationTask(weighting=(1.0, 1.0)))
+        bind_small(ClassificationTask(weighting=(1.0, 1.0)), tokenizer, LABELS)
     with pytest.raises(ConfigError, match=r"^task\.weighting: balanced weights are counted"):
-        make_weighed(tmp_path, ClassificationTask(weighting="balanced"))
+        bind_small(ClassificationTask(weighting="balanced"), tokenizer, LABELS)
