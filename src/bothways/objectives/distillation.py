@@ -23,11 +23,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -50,7 +50,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead
 from bothways.model.kernels.cross_entropy import row_chunks
 from bothways.model.model import Hidden, Model, recorded_projections
-from bothways.objectives.masked_lm import masked_prediction
+from bothways.objectives.masked_lm import masked_prediction, masked_vectors
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 from bothways.text.tokenizer import Tokenizer
 
@@ -123,20 +123,12 @@ class TokenWeights(Targets):
     weight: NDArray[np.float32] | Tensor
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """Outputs of one of the two models: vectors, and the projections of the layer compared."""
 
     model: Model
     hidden: Hidden
     projections: Float[Tensor, "tokens 3 heads d"] | None
-
-    def before_masked(
-        self, batch: Batch, index: Int[Tensor, " asked"]
-    ) -> Float[Tensor, "asked width"]:
-        """Return the vectors from which the masked LM head predicts these tokens."""
-        sources = self.model.masked_sources(batch, index)
-        return self.model.before_masked(batch, self.hidden, sources)[sources]
 
 
 class StudentLoss:
@@ -205,9 +197,9 @@ class SoftTargets(StudentLoss):
         else:
             index = torch.arange(len(batch.ids), device=batch.ids.device)
         head, vocab = student.model.heads["masked"], student.model.config.vocab
-        x = student.before_masked(batch, index)
+        x = masked_vectors(student.model, batch, student.hidden, index)
         with torch.no_grad():
-            y = teacher.before_masked(batch, index)
+            y = masked_vectors(teacher.model, batch, teacher.hidden, index)
         weight = _token_weights(batch)[index]
 
         def compute(rows: Tensor, chunk: slice) -> Tensor:

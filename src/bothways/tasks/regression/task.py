@@ -88,7 +88,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
             if scores and min(scores) == max(scores):
                 message = f"all {name} examples have the score {scores[0]:g}: "
                 message += "correlation is undefined"
-                severity: Literal["error", "warning"] = "error" if name == "training" else "warning"
+                severity: text_checks.Severity = "error" if name == "training" else "warning"
                 findings.append(Finding("balance", severity, message))
         return findings
 
