@@ -64,8 +64,13 @@ def short_run(
     )  # fmt: skip
 
 
-def stop_and_resume(config: PretrainConfig, corpus: Corpus, folder: Path) -> PretrainResult:
-    """The result of a run that stops after its checkpoint at step 2, and is resumed."""
+def check_resume(
+    config: PretrainConfig, corpus: Corpus, folder: Path, whole: PretrainResult
+) -> None:
+    """A run that stops after its checkpoint at step 2, and is resumed, ends as one that never stopped."""
     with pytest.raises(InterruptedError):
         pretrain(config, corpus, folder, on_event=stop_at(2))
-    return pretrain(config, corpus, folder, resume=True)
+    resumed = pretrain(config, corpus, folder, resume=True)
+    assert resumed.metrics == whole.metrics
+    states = (result.training_module.state_dict() for result in (resumed, whole))
+    torch.testing.assert_close(*states, rtol=0, atol=0)
