@@ -90,7 +90,7 @@ class App:
         # Clients send keys beyond ASCII in two encodings.
         latin = [key.encode("latin-1") for key in keys if max(map(ord, key), default=0) < 256]
         self._keys = [*dict.fromkeys([*(key.encode() for key in keys), *latin])]
-        self.metrics = Metrics(limits.queue_tokens, self.is_ready)
+        self.metrics = Metrics(limits.queue_tokens, lambda: self._warm and not self.draining)
         self._routes: dict[str, Callable[[], Any]] = {
             "/": self._ready,
             "/live": self._live,
@@ -115,10 +115,6 @@ class App:
         self._searchers = ThreadPoolExecutor(1, thread_name_prefix="bothways-search")
         self._searches, self._search_seconds = 0, 0.0
         self._started: asyncio.Task[None] | None = None
-
-    def is_ready(self) -> bool:
-        """Return True if new requests are welcome."""
-        return self._warm and not self.draining
 
     async def start(self) -> None:
         """Start the model's thread, and compute one text by each model.
@@ -261,7 +257,10 @@ class App:
         if path == "/play" and path in self._files and scope["path"].endswith("/"):
             return MOVED
         name, path = self._split(path)
-        gets = self._gets(name)
+        gets = self._routes  # which compute nothing
+        if name is not None:
+            model = self.models.named(name)
+            gets = {"/v1/models/{name}": lambda: compatible.described(model), "/ready": self._ready}
         allowed = [m for m, table in (("GET", gets), ("POST", self._posts)) if path in table]
         if not allowed:
             raise RequestError("not_found", f"there is no {path[:200]!r}; GET /info lists models")
@@ -289,14 +288,12 @@ class App:
         if wait > exchange.deadline - time.monotonic():
             message = f"{self._searches:,} searches wait, for some {wait:.1f} s"
             raise RequestError("overloaded", message, headers=retry_after(wait))
-
-        def timed() -> tuple[float, Any]:
-            return time.perf_counter(), search()
-
         queued = time.perf_counter()
         self._searches += 1
         try:
-            began, result = await self._in_thread(self._searchers, exchange.deadline, timed)
+            began, result = await self._in_thread(
+                self._searchers, exchange.deadline, lambda: (time.perf_counter(), search())
+            )
         finally:
             self._searches -= 1
         ended = time.perf_counter()
@@ -350,13 +347,6 @@ class App:
                     return name, "/v1/models/{name}" + (f"/{route}" if route else "")
                 return name, f"/{route}"
         return None, path
-
-    def _gets(self, name: str | None) -> dict[str, Callable[[], Any]]:
-        """Return the routes that compute nothing."""
-        if name is not None:
-            model = self.models.named(name)
-            return {"/v1/models/{name}": lambda: compatible.described(model), "/ready": self._ready}
-        return self._routes
 
     def _live(self) -> Any:
         if (fault := self.batcher.fault(STUCK_SECONDS)) is not None:
