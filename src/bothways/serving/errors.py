@@ -59,14 +59,9 @@ class RequestError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.code, self.message, self.param = code, message, param
+        self.code, self.message, self.param, self.status = code, message, param, STATUS[code]
         retry = retry_after(1) if self.status in TRY_AGAIN else {}
         self.headers = {**retry, **(headers or {})}
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return STATUS[self.code]
 
     def to_json(self) -> dict[str, Any]:
         """Return the body of the response."""

@@ -89,10 +89,6 @@ def must_be(description: str) -> WrapValidator:
     return WrapValidator(read)
 
 
-def either(*schemas: Schema) -> Schema:
-    return {"anyOf": list(schemas)}
-
-
 Text = StrictStr
 Flag = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
@@ -131,7 +127,7 @@ class Fields(BaseModel):
         for name in schema["properties"].keys() - schema.get("required", ()):
             field = schema["properties"][name]
             if {"type": "null"} not in field.get("anyOf", ()):
-                schema["properties"][name] = either(field, {"type": "null"})
+                schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
         return schema
 
     @model_validator(mode="before")
@@ -437,7 +433,7 @@ def own(kind: str) -> Route:
 
         return query_each(model, request.inputs, write, request.truncate)
 
-    answers = either(PREDICTIONS[kind], {"type": "array", "items": PREDICTIONS[kind]})
+    answers = {"anyOf": [PREDICTIONS[kind], {"type": "array", "items": PREDICTIONS[kind]}]}
     summary = f"Task {kind}: lines of `bothways predict`"
     return Route(OwnRequest, read, Annotated[Any, WithJsonSchema(answers)], summary, (kind,))
 
