@@ -210,7 +210,7 @@ def test_an_index_needs_the_model_that_made_it(tmp_path, model, films, folder):
     indexes = named_indexes([str(films)])
     assert indexes == {"films": str(films)}
     served = named_models((), None, indexes.values())
-    assert [tuple(one) for one in served.values()] == [(model, "embed")]
+    assert [*served.values()] == [(model, "embed")]
     with pytest.raises(FolderError, match="which is not among the models that are served"):
         open_app(named_models([f"{tmp_path}/model:embed"]), indexes)
     with pytest.raises(FolderError, match="which is not among the models that are served"):

@@ -76,7 +76,15 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> shapes.Query:
     items: Any = request.input
     if isinstance(items, str) or (items and isinstance(items[0], int)):
         items = [items]
-    texts = [item if isinstance(item, str) else text_of_ids(item, model) for item in items]
+    tokenizer = model.task_model.tokenizer
+    texts = list[str]()
+    for item in items:
+        for id in item if isinstance(item, list) else ():
+            if not 0 <= id < tokenizer.size:
+                message = f"{id} is not a token id: ids are 0 to {tokenizer.size - 1}"
+                raise RequestError("invalid", message, param="input")
+        # The text of token ids is tokenized again.
+        texts.append(item if isinstance(item, str) else tokenizer.decode(item))
     if not all(texts):
         raise RequestError("empty", "an input is an empty text", param="input")
     inputs = shapes.prompted(model, texts, request.prompt_name)
@@ -106,20 +114,6 @@ EMBEDDINGS = shapes.Route(
     ("embed",),
     {"input": ["a dog barks", "it rains"]},
 )
-
-
-def text_of_ids(ids: list[int], model: ServedModel) -> str:
-    """Return the text of token ids, which is tokenized again.
-
-    Raises:
-        RequestError: an id that the vocabulary does not have.
-    """
-    tokenizer = model.task_model.tokenizer
-    invalid = [id for id in ids if not 0 <= id < tokenizer.size]
-    if invalid:
-        message = f"{invalid[0]} is not a token id: ids are 0 to {tokenizer.size - 1}"
-        raise RequestError("invalid", message, param="input")
-    return tokenizer.decode(ids)
 
 
 class ModelObject(TypedDict):

@@ -19,7 +19,7 @@ from asyncio import TimerHandle
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence as Many
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -51,11 +51,8 @@ def read_keys(file: Path) -> tuple[str, ...]:
     return tuple(keys)
 
 
-class NamedModel(NamedTuple):
-    """A served model: a folder and the task to open it for, None for its own."""
-
-    folder: str
-    task: str | None = None
+NamedModel = tuple[str, str | None]
+"""A folder and the task to open it for; None for its own."""
 
 
 def open_app(
@@ -117,7 +114,7 @@ def named_models(
             path = Path(folder)
             name = path.resolve().name if path.exists() else path.name
         _check_name(name, models_by_name, "models")
-        models_by_name[name] = NamedModel(folder, task_kind(word_task) if colon else task)
+        models_by_name[name] = folder, task_kind(word_task) if colon else task
     return models_by_name
 
 
@@ -497,14 +494,6 @@ class _JsonLines(logging.Formatter):
         return orjson.dumps({"time": f"{stamp}.{int(record.msecs):03d}Z", **fields}).decode()
 
 
-def _is_fault(record: logging.LogRecord) -> bool:
-    """Return False for the cancellation of a request, which uvicorn logs with a traceback.
-
-    It comes after `drain_seconds`; the request is answered 503, and has a line of its own.
-    """
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
 @contextlib.contextmanager
 def logged_as_json(*, requests: bool) -> Iterator[None]:
     """Write what the server logs to standard error; one line a request, if asked for.
@@ -513,7 +502,10 @@ def logged_as_json(*, requests: bool) -> Iterator[None]:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
-    handler.addFilter(_is_fault)
+    # A request that is cancelled after `drain_seconds` is no fault: it is answered 503, and has a
+    # line of its own. uvicorn logs it with a traceback.
+    cancelled = asyncio.CancelledError
+    handler.addFilter(lambda log: not (log.exc_info and isinstance(log.exc_info[1], cancelled)))
     roots = [logging.getLogger(name) for name in ("bothways.serving", "uvicorn.error")]
     loggers = [*roots, requests_log]
     states = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
