@@ -78,18 +78,8 @@ class Mining:
         return min(relative, absolute)
 
 
-@dataclass(frozen=True)
-class Mined:
-    """What was found for one row: negatives and likely positives, each a text with its score.
-
-    Attributes:
-        positive: the lowest score of a positive.
-    """
-
-    example: VectorExample
-    negatives: tuple[tuple[str, float], ...]
-    likely: tuple[tuple[str, float], ...]
-    positive: float
+Mined = tuple[dict[str, Any], list[dict[str, Any]]]
+"""The line of a row with its negatives, and a line for each of its likely positives."""
 
 
 class Answers:
@@ -127,14 +117,14 @@ def mine_window(
     answers: Answers,
     mining: Mining,
 ) -> Iterator[Mined]:
-    """Yield the candidates for rows of pairs.
+    """Yield the lines of rows of pairs.
 
     Args:
         first: the number of the first row, by which random candidates are drawn.
         answers: to all queries.
     """
     queries = embed_queries([example.text for example in examples])
-    positives = [example.all_texts[1 : 1 + 1 + len(example.positives)] for example in examples]
+    positives = [[*example.all_texts[1 : 2 + len(example.positives)]] for example in examples]
     vectors = embed_documents([text for texts in positives for text in texts])
     ends = np.cumsum([len(texts) for texts in positives])
     positive_keys = [answers[example.text] | {text_key(example.text)} for example in examples]
@@ -142,17 +132,24 @@ def mine_window(
     depth = mining.depth + max(map(len, positive_keys))
     nearest = index.nearest(queries, depth) if mining.mode == "vectors" else None
     for number, (example, query) in enumerate(zip(examples, queries, strict=True)):
+        anchor = example.text
         own = vectors[ends[number] - len(positives[number]) : ends[number]]
         # The least similar positive: what is nearer to the query than it may be a positive.
         positive = float((own @ query).min())
         if nearest is None:
-            rows = np.array([row for _, row in index.by_words(example.text, depth)], np.int64)
+            rows = np.array([row for _, row in index.by_words(anchor, depth)], np.int64)
             scores = index.vectors[rows] @ query
         else:
             scores, rows = (array[number] for array in nearest)
         bar, seen = mining.bar(positive), positive_keys[number]
         near, far = scores > bar, scores <= bar
-        likely = tuple(_unseen(index, rows[near], scores[near], seen))
+        likely: list[dict[str, Any]] = [
+            {
+                "row": first + number, "anchor": anchor, "candidate": text, "score": score,
+                "positive_score": positive,
+            }
+            for text, score in _unseen(index, rows[near], scores[near], seen)
+        ]  # fmt: skip
         rows, scores = rows[far], scores[far]
         skip = mining.skip
         if mining.choose == "random":
@@ -162,8 +159,9 @@ def mine_window(
             order = draw.permutation(np.arange(len(rows))[skip : mining.depth])
             rows, scores, skip = rows[order], scores[order], 0
         candidates = _unseen(index, rows, scores, seen)
-        chosen = tuple(itertools.islice(candidates, mining.negatives + skip))[skip:]
-        yield Mined(example, chosen, likely, positive)
+        chosen = [text for text, _ in itertools.islice(candidates, mining.negatives + skip)][skip:]
+        negatives = [*example.negatives, *chosen]
+        yield {"anchor": anchor, "positive": positives[number], "negative": negatives}, likely
 
 
 def _unseen(
@@ -242,15 +240,11 @@ def write_mined(
     remaining = itertools.islice(examples, first, None)
     with part.open("ab") as file, likely_part.open("ab") as likely:
         while window := list(itertools.islice(remaining, WINDOW)):
-            for row, mined in enumerate(mine(window, first), first):
-                for text, score in mined.likely:
-                    line = {"row": row, "anchor": mined.example.text, "candidate": text}
-                    _write(likely, line | {"score": score, "positive_score": mined.positive})
+            for row, likely_rows in mine(window, first):
+                for line in likely_rows:
+                    _write(likely, line)
                 likely.flush()
-                texts = mined.example.all_texts
-                positives = list(texts[1 : 2 + len(mined.example.positives)])
-                negatives = [*mined.example.negatives, *(text for text, _ in mined.negatives)]
-                _write(file, {"anchor": texts[0], "positive": positives, "negative": negatives})
+                _write(file, row)
             file.flush()
             first += len(window)
             progress.advance(first)
@@ -258,10 +252,10 @@ def write_mined(
     likely_part.replace(likely_out)
     record.unlink()
     counts = [len(line["negative"]) for line in _lines(out)]
-    likely_rows = [line["row"] for line in _lines(likely_out)]
+    with_likely = [line["row"] for line in _lines(likely_out)]
     short = sum(count < settings["negatives"] for count in counts)
     return MiningReport(
-        out, likely_out, rows, sum(counts), short, len(likely_rows), len({*likely_rows})
+        out, likely_out, rows, sum(counts), short, len(with_likely), len({*with_likely})
     )
 
 
