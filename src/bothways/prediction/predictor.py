@@ -476,7 +476,7 @@ class Predictor:
         return np.atleast_2d(vectors).astype(np.float32, copy=False)
 
     def read(
-        self, data: str | Path | Given, columns: Any = None, *, labelled: bool
+        self, data: str | Path | Reading[Any] | Given, columns: Any = None, *, labelled: bool
     ) -> Reading[Any]:
         """Open a file, a Hub data set, stdin ("-") or rows, and stream the examples.
 
@@ -487,6 +487,8 @@ class Predictor:
         Raises:
             DataError: the data cannot be read, or a column is missing or cannot be guessed.
         """
+        if isinstance(data, Reading):  # has its columns and answers
+            return data
         if isinstance(data, str | Path):
             return self.task_model.task.read(str(data), columns, labelled=labelled)
         items = enumerate(given_rows(data, "data"), 1)
@@ -515,7 +517,7 @@ class Predictor:
             DataError: an example has no label, or a label that the model does not have; or there
                 are more or fewer answers than inputs.
         """
-        if columns and not isinstance(data, Reading):  # which has its columns
+        if columns:
             data = self.read(data, named_columns(self.task_model.task, **columns), labelled=True)
         examples = self._labelled(data, answers)
         return engine.evaluate_task(self.task_model, examples, config, counts)
@@ -527,16 +529,13 @@ class Predictor:
         counts: engine.PredictionCounts | None = None,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (example, prediction) for a file, a reading or rows in order; constant memory."""
-        return engine.predict(self.task_model, self._examples(data, labelled=False), config, counts)
-
-    def _examples(self, data: Any, *, labelled: bool) -> Iterable[Any]:
-        reading = data if isinstance(data, Reading) else self.read(data, labelled=labelled)
-        return reading.examples
+        examples = self.read(data, labelled=False).examples
+        return engine.predict(self.task_model, examples, config, counts)
 
     def _labelled(self, inputs: Any, answers: Any) -> Iterable[Any]:
         """Return the examples of inputs with their answers, which the data has if they are None."""
         if answers is None:
-            return self._examples(inputs, labelled=True)
+            return self.read(inputs, labelled=True).examples
         items = [inputs] if _is_one(inputs) else [*given_rows(inputs, "inputs")]
         values = [answers] if _is_one(inputs) else [*given_rows(answers, "answers")]
         if len(items) != len(values):
