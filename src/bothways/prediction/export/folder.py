@@ -113,25 +113,23 @@ class Comparison:
 
     Attributes:
         largest: the largest difference, as a share of the largest output, at least of 1.
-        tolerance: the largest that is allowed.
         shapes: the rows and lengths that were compared.
     """
 
     runtime: str
     largest: float
-    tolerance: float
     shapes: tuple[tuple[int, int], ...]
 
     def check(self) -> None:
         """Raise DivergedError if the difference is too large, or not a number."""
-        if not self.largest <= self.tolerance:
-            difference = f"{self.largest:.1e}; the limit is {self.tolerance:g}"
+        if not self.largest <= TOLERANCE:
+            difference = f"{self.largest:.1e}; the limit is {TOLERANCE:g}"
             message = f"its outputs in {self.runtime} differ from the model's by {difference}"
             fix = "Nothing was written. Use another version of the runtime, or serve with bothways."
             raise DivergedError(message, where="export", fix=fix)
 
     def __str__(self) -> str:
-        largest = f"{self.largest:.1e} of at most {self.tolerance:g}"
+        largest = f"{self.largest:.1e} of at most {TOLERANCE:g}"
         return f"{self.runtime}: differs by {largest}, in {len(self.shapes)} shapes"
 
 
@@ -163,7 +161,7 @@ def compare_outputs(
             limit = UNIT_TOLERANCE if exported.sentence.normalised else TOLERANCE
             shares.append(_share(vectors, actual) / limit)
     # `max` would lose a NaN.
-    return Comparison(runtime, float(np.max(shares)) * TOLERANCE, TOLERANCE, tuple(shapes))
+    return Comparison(runtime, float(np.max(shares)) * TOLERANCE, tuple(shapes))
 
 
 def head_outputs(model: Model, head: HeadKind, batch: Batch) -> Tensor:
@@ -336,11 +334,10 @@ def exported_part(task_model: TaskModel[Any, Any]) -> ExportedPart:
     """
     tokenizer = task_model.tokenizer
     separators = Separators(tokenizer.specials.sep, len(tokenizer.template.between))
-    kinds = [head.kind for head in task_model.task.heads(task_model.labels, None)]
     if isinstance(task_model, Embedder):
-        sentence = sentence_config(task_model)
-        return ExportedPart("none", sentence, separators)
-    return ExportedPart(head_kind(kinds[0]), None, separators)
+        return ExportedPart("none", sentence_config(task_model), separators)
+    head, *_ = task_model.task.heads(task_model.labels, None)
+    return ExportedPart(head_kind(head.kind), None, separators)
 
 
 def _write_companions(
