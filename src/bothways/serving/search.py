@@ -36,14 +36,12 @@ class ServedIndex:
 
     Attributes:
         name: what requests call it.
-        folder: of the index.
         model: that embeds queries, with the settings of the index.
         index: as it was when it was last looked at.
         stamp: of index.json, which each change replaces; None to open the index again.
     """
 
     name: str
-    folder: Path
     model: ServedModel
     index: Index
     stamp: object = None
@@ -59,14 +57,15 @@ class ServedIndex:
         """
         for last in (False, True):
             try:
-                status = (self.folder / RECORD).stat()
+                folder = self.index.folder
+                status = (folder / RECORD).stat()
                 stamp = status.st_ino, status.st_mtime_ns, status.st_size
                 if stamp != self.stamp:
-                    index = Index(self.folder)
+                    index = Index(folder)
                     if _identity(index) != _identity(self.index):
                         message = "was built again by another model, or with other settings"
                         fix = "Start the server again."
-                        raise FolderError(message, where=self.folder, fix=fix)
+                        raise FolderError(message, where=folder, fix=fix)
                     self.index, self.stamp = index, stamp
                 if mode != "vectors" and self.index.record.bm25 is None:
                     message = (
@@ -103,8 +102,7 @@ def open_indexes(
     """
     indexes = {}
     for name, path in folders.items():
-        folder = Path(path)
-        record = (index := Index(folder)).record
+        record = (index := Index(path)).record
         # A predictor that was opened in Python has no digest: it is trusted.
         fitting = [
             replace(served, variant=rebound(served.task_model, record.settings, record.length))
@@ -114,12 +112,12 @@ def open_indexes(
         fitting = [model for model in fitting if vector_width(model) == record.width]
         if not fitting:
             message = f"was made by {record.model}, which is not among the models that are served"
-            fix = f"Serve it, too: {call('serve', f'{record.model}:embed', index=str(folder))}."
-            raise FolderError(message, where=folder, fix=fix)
+            fix = f"Serve it, too: {call('serve', f'{record.model}:embed', index=str(path))}."
+            raise FolderError(message, where=path, fix=fix)
         if length not in (None, record.length):
             message = f"the index {name!r} was made with another length than {length}"
             raise ConfigError(message, where="length", fix="Leave the length out.")
-        indexes[name] = ServedIndex(name, folder, fitting[0], index)
+        indexes[name] = ServedIndex(name, fitting[0], index)
     return indexes
 
 
