@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -201,8 +202,8 @@ def open_openvino(file: Path) -> tuple[Run, str | None]:
     threads = torch.get_num_threads()
     hints = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
     try:
-        model = _openvino_core().read_model(file)
-        compiled = _openvino_core().compile_model(model, "CPU", hints)
+        model = openvino_core().read_model(file)
+        compiled = openvino_core().compile_model(model, "CPU", hints)
     except RuntimeError as error:
         message = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
         raise FolderError(message, where=file, fix="Export the model again.") from error
@@ -219,15 +220,24 @@ def open_openvino(file: Path) -> tuple[Run, str | None]:
 
 
 @cache
-def _openvino_core() -> Any:
+def openvino_core() -> Any:
     """Return OpenVINO's core, one for the process.
 
     A core with its CPU plugin replaces the stack on which the thread handles signals, and gives it
     back at its end. Of two cores that end in the order in which they began, the second gives back
     memory that the first has freed, and the next signal ends the process.
+
+    openvino reports its import to its maker, by a package without which it imports as well: it is
+    imported without.
     """
-    with optional("export", "running an OpenVINO model"):
-        import openvino
+    telemetry = "openvino_telemetry"
+    reporting = sys.modules.setdefault(telemetry, None)  # type: ignore[arg-type]
+    try:
+        with optional("export", "running an OpenVINO model"):
+            import openvino
+    finally:
+        if reporting is None:
+            del sys.modules[telemetry]
     return openvino.Core()
 
 

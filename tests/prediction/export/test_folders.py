@@ -4,6 +4,7 @@ import ctypes
 import gc
 import json
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,7 @@ def test_openvino_alone(classifier, data, tmp_path):
     gc.collect()
     # Else the next signal ends the process.
     assert stack_of_signals_is_mapped()
+    assert "openvino_telemetry" not in sys.modules  # reports what is done to the maker
 
 
 def stack_of_signals_is_mapped() -> bool:
