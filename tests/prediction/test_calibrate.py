@@ -163,7 +163,7 @@ def test_labels_that_each_apply_have_scales_and_keep_their_answers(tmp_path):
         bothways.calibrate(folder, rows, tmp_path / "sets", error=0.1, progress=False)
 
 
-def test_data_that_cannot_calibrate_is_refused(model, rows, done, tmp_path):
+def test_data_that_cannot_calibrate_is_refused(folder, model, rows, done, tmp_path):
     def refused(data: Any, kind: type[BothwaysError], source: Path = model, **options: Any) -> None:
         with pytest.raises(kind):
             bothways.calibrate(source, data, tmp_path / "new", progress=False, **options)
@@ -181,7 +181,7 @@ def test_data_that_cannot_calibrate_is_refused(model, rows, done, tmp_path):
     refused(enough, ConfigError, error=1.5)
     refused(enough, ConfigError, error=0.001)
     with pytest.raises(FolderError, match="is not fine-tuned for a task") as untrained:
-        bothways.calibrate(make_folder(tmp_path / "bert"), enough, tmp_path / "new")
+        bothways.calibrate(folder, enough, tmp_path / "new")
     assert "Or name a task" not in str(untrained.value)  # calibrate has no argument task
     with pytest.raises(BothwaysError):
         bothways.calibrate(model, enough, model, progress=False)

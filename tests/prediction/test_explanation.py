@@ -24,7 +24,6 @@ from bothways.prediction.explanation import (
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
-from toy_folder import make_folder
 from toy_predictors import predictor
 from toy_text import bert_tokens, write_vocabulary
 
@@ -130,7 +129,7 @@ def test_words_of_tags_keep_their_numbers(place):
     assert value_of(predict(example), target, labels) == predict(example).probabilities[2, 1]
 
 
-def test_what_cannot_be_explained_says_why(tmp_path, place):
+def test_what_cannot_be_explained_says_why(folder, place):
     predict = opened("classify", place / "classify")
     example = predict.task_model.task.from_texts((TEXT,))
     with pytest.raises(DataError, match="'other' is not one of the model's; there are no, maybe"):
@@ -140,7 +139,7 @@ def test_what_cannot_be_explained_says_why(tmp_path, place):
     tags = opened("tag", place / "tag")
     with pytest.raises(DataError, match="there is no word 9"):
         leave_one_out(tags, tags.task_model.task.from_texts((TEXT,)), ExplainedOutput("O", 9))
-    embed = predictor(make_folder(tmp_path / "bert"), "embed")
+    embed = predictor(folder, "embed")
     with pytest.raises(DataError, match="give two texts"):
         value_of(embed("a"), ExplainedOutput(), ())
     alone = Predictor(predict.task_model)

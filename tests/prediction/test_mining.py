@@ -14,20 +14,15 @@ import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.prediction.search import mining
 from commands import run_line
-from toy_folder import BAD, FILLERS, GOOD, make_folder
+from toy_folder import BAD, FILLERS, GOOD
 
 TEXTS = [f"{a} {b} {c}" for a, b, c in itertools.product(GOOD + BAD, FILLERS[1:9], ("film", "men"))]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("model") / "bert")
-
-
-@pytest.fixture(scope="module")
-def index(model, tmp_path_factory) -> Any:
-    folder = tmp_path_factory.mktemp("place") / "index"
-    return bothways.build_index(TEXTS, model, folder, bm25=True, device="cpu", progress=False)
+def index(folder, tmp_path_factory) -> Any:
+    out = tmp_path_factory.mktemp("place") / "index"
+    return bothways.build_index(TEXTS, folder, out, bm25=True, device="cpu", progress=False)
 
 
 def pairs(count: int) -> list[dict[str, Any]]:
@@ -45,13 +40,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
     [{}, {"margin": None}, {"margin": None, "absolute_margin": 0.1}, {"margin": 0.2, "skip": 2}],
     ids=str,
 )
-def test_negatives_are_those_of_a_search_by_hand(settings, index, model, tmp_path):
+def test_negatives_are_those_of_a_search_by_hand(settings, index, folder, tmp_path):
     rows = [*pairs(8), {"anchor": TEXTS[0], "positive": [TEXTS[1], TEXTS[2]]}]
     rows.append({"anchor": TEXTS[0], "positive": TEXTS[5]})  # of one query, in two rows
     done = bothways.mine(
         rows, index, tmp_path / "out.jsonl", progress=False, device="cpu", **settings
     )
-    encode = bothways.load(model, "embed", device="cpu", normalised=True).encode
+    encode = bothways.load(folder, "embed", device="cpu", normalised=True).encode
     vectors = dict(zip(TEXTS, encode(TEXTS).astype(np.float64), strict=True))
     likely = {(line["row"], line["candidate"]) for line in lines(done.likely_file)}
     for number, (row, mined) in enumerate(zip(rows, lines(done.file), strict=True)):
@@ -151,7 +146,7 @@ def test_a_command_that_was_stopped_at_once_has_kept_nothing(index, tmp_path, mo
     assert "Nothing is finished, and nothing is left behind." in capsys.readouterr().err
 
 
-def test_the_command_trains_what_it_mines(index, model, tmp_path, capsys):
+def test_the_command_trains_what_it_mines(index, folder, tmp_path, capsys):
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs(20)))
     out = tmp_path / "hard.jsonl"
     inputs = (tmp_path / "pairs.jsonl", "--index", index.folder)
@@ -159,7 +154,7 @@ def test_the_command_trains_what_it_mines(index, model, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "60 negatives for 20 rows" in printed.err
-    result = bothways.finetune(model, out, None, "embed", epochs=1, device="cpu", progress=False)
+    result = bothways.finetune(folder, out, None, "embed", epochs=1, device="cpu", progress=False)
     assert result.task_model.task.loss.kind == "softmax"
 
 
@@ -201,8 +196,8 @@ def test_likely_positives_are_not_written_over_the_pairs(index, tmp_path):
     assert lines(source) == pairs(2)
 
 
-def test_words_of_an_index_without_them_leave_no_file(model, tmp_path):
-    plain = bothways.build_index(TEXTS, model, tmp_path / "plain", device="cpu", progress=False)
+def test_words_of_an_index_without_them_leave_no_file(folder, tmp_path):
+    plain = bothways.build_index(TEXTS, folder, tmp_path / "plain", device="cpu", progress=False)
     with pytest.raises(ConfigError, match="built without BM25"):
         bothways.mine(pairs(2), plain, tmp_path / "out.jsonl", mode="bm25", progress=False)
     assert [*tmp_path.iterdir()] == [tmp_path / "plain"]

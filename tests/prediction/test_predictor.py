@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,18 +23,13 @@ from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.text_task import TextExample
 from commands import run_line
 from spread import in_turn
-from toy_folder import make_folder, save_classifier
+from toy_folder import save_classifier
 from toy_predictors import TASKS, TEXTS, predictor
 
 CPU = torch.device("cpu")
 PRECISIONS: list[PredictPrecision] = ["fp32"]
 PRECISIONS += ["bf16"] if has_bf16(CPU) else []
 PRECISIONS += ["int8"] if has_int8(CPU) else []
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("place") / "bert")
 
 
 def plain(prediction: Any) -> Any:

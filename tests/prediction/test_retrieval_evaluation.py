@@ -14,7 +14,6 @@ from bothways.prediction.search import evaluation
 from bothways.tasks.sentence_embedding.examples import read_beir
 from commands import run_line
 from heard_progress import Heard
-from toy_masked import make_masked
 
 TEXTS = ["the cat", "a dog", "the bird sleeps", "cat and dog", "rain", "the dog sleeps"]
 
@@ -34,13 +33,6 @@ def write_folder(folder: Path, seed: int) -> Path:
     ]
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(grades))
     return folder
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("masked")
-    make_masked(folder)
-    return str(folder / "model")
 
 
 def test_a_folder_is_ranked_as_by_all_cosines(tmp_path, model, capsys):

@@ -426,13 +426,6 @@ def test_a_graph_finds_what_is_exact(tmp_path, monkeypatch):
         found(Index(index.folder), "text 7")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("masked")
-    make_masked(folder)
-    return str(folder / "model")
-
-
 def test_commands_and_functions_give_the_same(tmp_path, model, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"_id": "x", "title": "A", "text": "cat"}, {"id": "y", "text": "the dog"}]

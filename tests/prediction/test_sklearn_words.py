@@ -21,15 +21,10 @@ import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.sklearn import Classifier
 from bothways.tasks.text_task import TextColumns
-from toy_folder import make_examples, make_folder
+from toy_folder import make_examples
 from toy_predictors import predictor
 
 TEXTS = ["a good film", "a bad play", "the film was good"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("words") / "bert")
 
 
 @pytest.fixture(scope="module")
@@ -249,13 +244,8 @@ SENTENCES = [example.text for example in EXAMPLES]
 LABELS = [example.label for example in EXAMPLES]
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory) -> str:
-    return str(make_folder(tmp_path_factory.mktemp("estimator") / "bert", dropout=0.0))
-
-
-def make(bert: str, **settings: Any) -> Classifier:
-    return Classifier(bert, device="cpu", epochs=1, lr=1e-3, max_length=16, **settings)
+def make(folder: Path, **settings: Any) -> Classifier:
+    return Classifier(str(folder), device="cpu", epochs=1, lr=1e-3, max_length=16, **settings)
 
 
 @pytest.mark.parametrize(
@@ -275,21 +265,21 @@ def test_checks_with_arrays_of_numbers_are_left_out_by_the_tags():
         estimator_checks.check_estimator(Classifier())
 
 
-def test_search_pipelines_clones_and_scores(bert):
-    search = GridSearchCV(make(bert), {"lr": [1e-4, 1e-3]}, cv=2, error_score="raise")
+def test_search_pipelines_clones_and_scores(folder):
+    search = GridSearchCV(make(folder), {"lr": [1e-4, 1e-3]}, cv=2, error_score="raise")
     search.fit(SENTENCES, LABELS)
     assert set(search.predict(SENTENCES)) <= {*LABELS}
     assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
-    pipeline = make_pipeline(FunctionTransformer(validate=False), make(bert))
+    pipeline = make_pipeline(FunctionTransformer(validate=False), make(folder))
     scores = cross_val_score(pipeline, np.array(SENTENCES), LABELS, cv=2, error_score="raise")
     assert scores.shape == (2,)
 
 
 @pytest.mark.parametrize("kind", [str, int, bool])
-def test_labels_keep_their_type_and_a_pickle_its_predictions(kind, bert):
+def test_labels_keep_their_type_and_a_pickle_its_predictions(kind, folder):
     first = LABELS[0]
     labels = LABELS if kind is str else [kind(label == first) for label in LABELS]
-    classifier = make(bert).fit(pandas.DataFrame({"message": SENTENCES}), labels)
+    classifier = make(folder).fit(pandas.DataFrame({"message": SENTENCES}), labels)
     assert classifier.classes_.tolist() == sorted(set(labels))
     rows = classifier.predict_proba(SENTENCES)
     assert rows.sum(1) == pytest.approx(np.ones(len(SENTENCES)))
@@ -299,22 +289,22 @@ def test_labels_keep_their_type_and_a_pickle_its_predictions(kind, bert):
     assert again.predict_proba(SENTENCES) == pytest.approx(rows, abs=1e-5)
 
 
-def test_pairs_are_two_columns(bert):
+def test_pairs_are_two_columns(folder):
     frame = pandas.DataFrame({"a": SENTENCES, "b": SENTENCES[::-1]})
-    classifier = make(bert).fit(frame, LABELS)
+    classifier = make(folder).fit(frame, LABELS)
     pairs = [*zip(SENTENCES, SENTENCES[::-1], strict=True)]
     assert classifier.predict(pairs).tolist() == classifier.predict(frame).tolist()
 
 
-def test_mistakes_are_those_of_scikit_learn_and_of_finetune(bert):
+def test_mistakes_are_those_of_scikit_learn_and_of_finetune(folder):
     with pytest.raises(NotFittedError):
-        make(bert).predict(SENTENCES)
+        make(folder).predict(SENTENCES)
     with pytest.raises(ValueError, match="inconsistent numbers"):
-        make(bert).fit(SENTENCES, LABELS[:-1])
+        make(folder).fit(SENTENCES, LABELS[:-1])
     with pytest.raises(ValueError, match="X must hold texts"):
-        make(bert).fit(np.ones((2, 3)), LABELS[:2])
+        make(folder).fit(np.ones((2, 3)), LABELS[:2])
     with pytest.raises(ConfigError, match="lrr"):
-        make(bert, lrr=1).fit(SENTENCES, LABELS)
+        make(folder, lrr=1).fit(SENTENCES, LABELS)
 
 
 @pytest.mark.parametrize(
@@ -330,11 +320,11 @@ def test_what_fit_cannot_read_is_one_message(inputs, labels, message):
         Classifier("bert").fit(inputs, labels)
 
 
-def test_a_generator_draws_the_seed_and_pairs_are_no_single_texts(bert):
+def test_a_generator_draws_the_seed_and_pairs_are_no_single_texts(folder):
     state = np.random.RandomState(3)
-    one, two = (make(bert, random_state=state).fit(SENTENCES, LABELS) for _ in range(2))
+    one, two = (make(folder, random_state=state).fit(SENTENCES, LABELS) for _ in range(2))
     assert not np.array_equal(one.predict_proba(SENTENCES), two.predict_proba(SENTENCES))
-    again = make(bert, random_state=np.random.RandomState(3)).fit(SENTENCES, LABELS)
+    again = make(folder, random_state=np.random.RandomState(3)).fit(SENTENCES, LABELS)
     assert np.array_equal(one.predict_proba(SENTENCES), again.predict_proba(SENTENCES))
     with pytest.raises(DataError, match="has 2 texts; the model was trained on 1"):
         one.predict([("a film", "a play")])

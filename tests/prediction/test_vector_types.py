@@ -28,8 +28,7 @@ TYPES: list[Any] = ["int8", "uint8", "binary", "ubinary"]
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory) -> Predictor:
-    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+def embedder(folder) -> Predictor:
     return predictor(folder, "embed", batch_invariant=True)
 
 

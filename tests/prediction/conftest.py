@@ -1,0 +1,29 @@
+"""Folders that several modules open, and that no test changes."""
+
+from pathlib import Path
+
+import pytest
+
+from toy_bulk import make_classifier
+from toy_folder import make_folder
+from toy_masked import make_masked
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """A BERT with random weights."""
+    return make_folder(tmp_path_factory.mktemp("place") / "bert")
+
+
+@pytest.fixture(scope="session")
+def classifier(tmp_path_factory) -> str:
+    """A classifier of two labels, with random weights."""
+    return str(make_classifier(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> str:
+    """A model with a masked head, whose vectors differ more."""
+    place = tmp_path_factory.mktemp("masked")
+    make_masked(place)
+    return str(place / "model")
