@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,6 @@ from bothways.serving.exchange import json_object, read_body
 from bothways.serving.routes import ROUTES
 from bothways.serving.run import named_models
 from running_server import connect, exchange, running
-from toy_folder import make_folder
 from toy_predictors import predictor
 
 LIMITS = Limits(
@@ -186,13 +186,15 @@ def test_large_bodies_are_refused_and_their_clients_see_why(url, parts):
 
 
 def test_slow_clients_have_a_deadline(url):
-    slow_head = exchange(url, b"POST /classify HTTP/1.1\r\nhost: a\r\n")
+    starts = [b"POST /classify HTTP/1.1\r\nhost: a\r\n"], [HEAD + b"content-length: 20\r\n\r\n{"]
+    sent = *starts, [b"GET / HTTP/1.1\r\nx: y\r\n", *[b"z"] * 4], []
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda parts: exchange(url, *parts, pause=0.1), sent)
+        slow_head, slow_body, drops, idle = answers
     assert b" 408 " in slow_head.splitlines()[0]
     assert b"head_seconds" in slow_head
-    assert exchange(url) == b""  # an idle connection is closed
-    slow_body = exchange(url, HEAD + b"content-length: 20\r\n\r\n{")
+    assert idle == b""  # the connection is closed
     assert b"body_seconds" in slow_body
-    drops = exchange(url, *[b"GET / HTTP/1.1\r\nx: y\r\n"] + [b"z"] * 4, pause=0.1)
     assert drops == b"" or b" 408 " in drops.splitlines()[0]
 
 
@@ -319,8 +321,7 @@ def command(*words: str) -> None:
     cli(["serve", *words], result_action="return_value")
 
 
-def test_mistakes_of_the_command(tmp_path):
-    folder = make_folder(tmp_path / "bert")
+def test_mistakes_of_the_command(folder, tmp_path):
     cases = {
         (): "there is no model to serve",
         (f"a={folder}", f"a={folder}"): "two models are called 'a'",
@@ -347,33 +348,27 @@ def test_mistakes_of_the_command(tmp_path):
                 command("no-such-model", *words)
 
 
-def test_models_are_called_by_their_folder_or_their_name(tmp_path):
-    (tmp_path / "a=b").mkdir()
-    assert named_models(("x=runs/sst", "owner/mini", "runs/ner/")) == {
-        "x": ("runs/sst", None),
-        "mini": ("owner/mini", None),
-        "ner": ("runs/ner/", None),
-    }
-    for word, name in ((str(tmp_path / "a=b"), "a=b"), ("=runs/sst", "")):
-        with pytest.raises(ConfigError, match=f"'{name}' is not a name"):
+def test_models_have_the_name_of_their_folder_or_their_own_and_maybe_a_task(tmp_path):
+    for name in ("a=b", "bert", "bert:rerank", "lr=1/model"):
+        (tmp_path / name).mkdir(parents=True)
+    bert, swept = str(tmp_path / "bert"), str(tmp_path / "lr=1" / "model")
+    for word, expected in {
+        "x=runs/sst": ("x", "runs/sst", None),
+        "owner/mini": ("mini", "owner/mini", None),
+        "hub:owner/mini": ("mini", "hub:owner/mini", None),
+        "runs/ner/": ("ner", "runs/ner/", None),
+        "a=runs/sst:ner": ("a", "runs/sst", "tag"),
+        f"{bert}:fill-mask": ("bert", bert, "fill"),
+        f"whole={bert}:rerank": ("whole", f"{bert}:rerank", None),
+        f"{swept}:embed": ("model", swept, "embed"),
+    }.items():
+        [(name, model)] = named_models((word,)).items()
+        assert (name, *model) == expected
+    for word, message in {
+        str(tmp_path / "a=b"): "'a=b' is not a name",
+        "=runs/sst": "'' is not a name",
+        f"x={bert}:rernk": "'rernk' is not a task; did you mean 'rerank'",
+        f"x={bert}:": "'' is not a task",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
             named_models((word,))
-
-
-def test_a_model_may_have_a_task_of_its_own(tmp_path):
-    (tmp_path / "bert").mkdir()
-    (tmp_path / "bert:rerank").mkdir()
-    bert = str(tmp_path / "bert")
-    words = ("a=runs/sst:ner", f"{bert}:fill-mask", f"whole={bert}:rerank", "hub:owner/mini")
-    assert named_models(words) == {
-        "a": ("runs/sst", "tag"),
-        "bert": (bert, "fill"),
-        "whole": (f"{bert}:rerank", None),
-        "mini": ("hub:owner/mini", None),
-    }
-    (tmp_path / "lr=1" / "model").mkdir(parents=True)
-    swept = str(tmp_path / "lr=1" / "model")
-    assert named_models((f"{swept}:embed",)) == {"model": (swept, "embed")}
-    with pytest.raises(ConfigError, match=r"'rernk' is not a task; did you mean 'rerank'"):
-        named_models((f"x={bert}:rernk",))
-    with pytest.raises(ConfigError, match="'' is not a task"):
-        named_models((f"x={bert}:",))

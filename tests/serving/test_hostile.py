@@ -8,15 +8,12 @@ import socket
 import struct
 import threading
 import time
-from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given, strategies as some
 
-from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor
-from bothways.serving import batcher
 from bothways.serving.app import App, app, requests_log
 from bothways.serving.errors import Limits
 from bothways.serving.run import _JsonLines, bind, logged_as_json, url_of
@@ -169,16 +166,7 @@ def test_a_client_that_does_not_read_loses_its_connection(predictors, count):
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_signals_under_load(predictors, monkeypatch, signals):
-    gate = threading.Semaphore(1)  # for the text at the start
-    batches: list[int] = []
-
-    def wait(*arguments: Any) -> Any:
-        batches.append(1)
-        assert gate.acquire(timeout=20)
-        return engine.predict_sequences(*arguments)
-
-    monkeypatch.setattr(batcher, "predict_sequences", wait)
+def test_signals_under_load(predictors, gate, signals):
     application = app(predictors["classify"], limits=Limits(batch_tokens=16))
     answers: list[int] = []
     with serving(application) as (url, server, thread):
@@ -192,7 +180,7 @@ def test_signals_under_load(predictors, monkeypatch, signals):
 
         threads = [threading.Thread(target=ask) for _ in range(12)]
         threads[0].start()
-        wait_for(lambda: len(batches) == 2)  # it is computed, by itself
+        wait_for(lambda: application.batcher._busy_since)  # it is computed, by itself
         for each in threads[1:]:
             each.start()
         wait_for(lambda: application.batcher.queued_tokens == 11 * 4)
@@ -212,17 +200,8 @@ def test_signals_under_load(predictors, monkeypatch, signals):
         assert answers.count(200) < 12
 
 
-def test_requests_that_the_end_cuts_short_are_answered_and_recorded(
-    predictors, monkeypatch, capsys
-):
+def test_requests_that_the_end_cuts_short_are_answered_and_recorded(predictors, gate, capsys):
     """Each was an exception with a traceback in the log, and in no metric."""
-    gate = threading.Semaphore(1)  # for the text at the start
-
-    def wait(*arguments: Any) -> Any:
-        assert gate.acquire(timeout=20)
-        return engine.predict_sequences(*arguments)
-
-    monkeypatch.setattr(batcher, "predict_sequences", wait)
     application = app(predictors["classify"], limits=Limits(drain_seconds=1.0))
     answers: list[int] = []
     with logged_as_json(requests=True), serving(application) as (url, server, _):

@@ -7,9 +7,8 @@ import logging
 import random
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -36,20 +35,6 @@ KINDS = ("classify", "tag", "answer", "embed", "fill")
 @pytest.fixture(scope="module")
 def predictors(folder) -> dict[str, Predictor]:
     return {name: predictor(folder, name, batch_invariant=True) for name in KINDS}
-
-
-@pytest.fixture
-def gate(monkeypatch) -> Iterator[threading.Semaphore]:
-    """Released once for each batch that may be computed after the text at the start."""
-    free = threading.Semaphore(1)
-
-    def wait(*arguments: Any) -> Any:
-        assert free.acquire(timeout=20)
-        return engine.predict_sequences(*arguments)
-
-    monkeypatch.setattr(batcher, "predict_sequences", wait)
-    yield free
-    free.release(1000)
 
 
 def waiting(application: App, tokens: int) -> None:

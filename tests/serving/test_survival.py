@@ -15,7 +15,6 @@ from bothways.serving import run
 from bothways.serving.app import App, app
 from bothways.serving.batcher import Batcher
 from running_server import running, wait_for
-from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
 
 ODD: list[Any] = [
@@ -144,8 +143,7 @@ def test_liveness_fails_while_a_batch_is_stuck(application, url, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_server_whose_model_thread_has_ended_says_so_and_ends(tmp_path, monkeypatch):
-    folder = make_folder(tmp_path / "bert")
+def test_a_server_whose_model_thread_has_ended_says_so_and_ends(folder, monkeypatch):
     application = app(predictor(folder, "classify"))
     opened, bound = threading.Event(), run.bind("127.0.0.1", 0)
 
