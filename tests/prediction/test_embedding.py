@@ -23,8 +23,8 @@ from commands import run_line
 from toy_folder import FILLERS, make_folder
 
 
-def make_text(draw: random.Random, longest: int = 9) -> str:
-    return " ".join(draw.choices(FILLERS[:-1], k=draw.randint(1, longest)))
+def make_text(draw: random.Random) -> str:
+    return " ".join(draw.choices(FILLERS[:-1], k=draw.randint(1, 9)))
 
 
 @pytest.fixture(scope="module")

@@ -129,12 +129,12 @@ def test_tables_are_read_by_row(folder):
             function(splits)
 
 
-def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, tmp_path):
+def test_functions_read_tables_in_memory_and_the_columns_that_are_named(classifier, tmp_path):
     """A list of a table is one of the names of its columns."""
     import datasets
     import pandas
 
-    classify = bothways.load(saved := save_classifier(tmp_path / "own", folder))
+    classify = bothways.load(classifier)
     found = [classify(text).label for text in TEXTS]
     frame = pandas.DataFrame({"text": TEXTS[::-1], "label": "no", "other": TEXTS, "gold": found})
     named = {"text": "other", "progress": False}
@@ -143,31 +143,21 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, 
     )
     data = datasets.Dataset.from_pandas(frame[["other", "gold"]], features=classes)
     for rows in (frame, frame.to_dict("list"), frame.to_dict("records"), data):
-        assert [row["label"] for row in bothways.predict(saved, rows, **named)] == found
-        assert bothways.evaluate(saved, rows, label="gold", **named).metrics["accuracy"] == 1
+        assert [row["label"] for row in bothways.predict(classifier, rows, **named)] == found
+        assert bothways.evaluate(classifier, rows, label="gold", **named).metrics["accuracy"] == 1
     numbered = pandas.DataFrame([[text, 1.5] for text in TEXTS]).to_dict("records")
-    predicted = bothways.predict(saved, numbered, text="0", progress=False)
+    predicted = bothways.predict(classifier, numbered, text="0", progress=False)
     assert [row["label"] for row in predicted] == found
     with pytest.raises(DataError, match="input 1: has no column 'nothing'"):
-        next(iter(bothways.predict(saved, frame, text="nothing", progress=False)))
+        next(iter(bothways.predict(classifier, frame, text="nothing", progress=False)))
     with pytest.raises(DataError, match=r"input 1: has no columns, .* text = 'other'"):
-        next(iter(bothways.predict(saved, [("a good film", "it ends")], **named)))
+        next(iter(bothways.predict(classifier, [("a good film", "it ends")], **named)))
     for function in (bothways.evaluate, bothways.predict):
         with pytest.raises(ConfigError, match="unknown runtime 'jax'"):
-            function(saved, frame, runtime="jax", **named)
+            function(classifier, frame, runtime="jax", **named)
     frame.to_csv(tmp_path / "rows.csv")
-    first = next(iter(bothways.predict(saved, tmp_path / "rows.csv", keep="gold", **named)))
+    first = next(iter(bothways.predict(classifier, tmp_path / "rows.csv", keep="gold", **named)))
     assert first["gold"] == found[0]
-
-
-def test_a_setting_of_another_task_is_named_as_it_was_given(folder, tmp_path):
-    saved = save_classifier(tmp_path / "own", folder)
-    with pytest.raises(
-        ConfigError,
-        match=r"^normalize_embeddings: is a setting of embed; the task here is classify",
-    ):
-        bothways.load(saved, normalize_embeddings=True)
-    assert bothways.load(folder, "embed", normalize_embeddings=True).task_model.task.normalised
 
 
 def test_rows_are_read_by_their_columns(folder):
@@ -184,17 +174,19 @@ def test_rows_are_read_by_their_columns(folder):
     assert choose(row) == choose(ChoiceExample(text, (other, text)))
 
 
-def test_settings_of_other_tasks_are_named_as_such(folder):
-    for settings, message in (
-        (
-            {"abstain": 0.9},
-            "abstain: is a setting of classify and zero-shot; the task here is embed",
-        ),
-        ({"top_k": 3}, "top_k: is a setting of fill; the task here is embed"),
-        ({"stripe": 3}, "stripe: unknown key 'stripe'"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            bothways.load(folder, task="embed", **settings)
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        (None, {"normalize_embeddings": True}, "is a setting of embed; the task here is classify"),
+        ("embed", {"abstain": 0.9}, "is a setting of classify and zero-shot; the task .* embed"),
+        ("embed", {"top_k": 3}, "is a setting of fill; the task here is embed"),
+        ("embed", {"stripe": 3}, "unknown key 'stripe'"),
+    ],
+)
+def test_settings_of_other_tasks_are_named_as_they_were_given(classifier, task, settings, message):
+    (name,) = settings
+    with pytest.raises(ConfigError, match=f"^{name}: {message}"):
+        bothways.load(classifier, task, **settings)
 
 
 def test_streams_are_lazy(folder):

@@ -135,6 +135,7 @@ def test_models_are_opened_with_settings_of_other_libraries(folder):
     embed = bothways.load(folder, "embed", max_seq_length=8, truncate_dim=4)
     assert embed.task_model.length == 8
     assert embed.encode(TEXTS).shape == (3, 4)
+    assert bothways.load(folder, "embed", normalize_embeddings=True).task_model.task.normalised
     with pytest.raises(ConfigError, match="another name of 'components'"):
         bothways.load(folder, "embed", components=4, truncate_dim=4)
     with pytest.raises(ConfigError, match="length: is given twice"):
