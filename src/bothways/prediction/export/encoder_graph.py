@@ -12,7 +12,7 @@ sinusoids, and the row of each relative distance. No logarithm, sine or power is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,9 +52,6 @@ LOWEST = float(np.finfo(np.float32).min)
 """Bias for the score of a hidden key. Finite: a row of −∞ would give NaN."""
 Input = str | float | tuple[int, ...]
 """A value by its name, or a constant: a float in fp32, an int or a vector of ints in int64."""
-GlobalRule = Literal["none", "first", "question", "ending"]
-"""The global tokens of a Longformer: none, the first, those before the first separator, or those
-after the separators in the middle."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,9 @@ HeadKind = Literal[
     "none", "masked", "causal", "tags", "replaced", "labels", "pair", "choice", "span"
 ]
 """Kind of head at the end of a graph; "none" for the vectors of tokens."""
-_RULES: Mapping[HeadKind, GlobalRule] = {
-    "labels": "first", "span": "question", "choice": "ending"
-}  # fmt: skip
+WITH_GLOBAL_TOKENS = ("labels", "span", "choice")
+"""Heads for which tasks mark global tokens of a Longformer: the first; the question, before the
+first separator; the ending, after the separators in the middle."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +84,6 @@ class ExportedPart:
     head: HeadKind
     sentence: SentenceEncoderConfig | None = None
     separators: Separators | None = None
-
-    @property
-    def global_rule(self) -> GlobalRule:
-        """The tokens that are global in a model that has these, as tasks mark them."""
-        return _RULES.get(self.head, "none")
 
 
 class EncoderGraph:
@@ -192,8 +184,11 @@ class EncoderGraph:
         """Insert axes of length 1."""
         return self.op("Unsqueeze", x, axes)
 
-    def dense(self, x: str, layer: nn.Linear) -> str:
-        """Apply a dense layer to the last axis."""
+    def dense(self, x: str, layer: nn.Module) -> str:
+        """Apply a dense layer to the last axis; an `nn.Identity` changes nothing."""
+        if isinstance(layer, nn.Identity):
+            return x
+        assert isinstance(layer, nn.Linear)
         x = self.op("MatMul", x, self.weight(layer.weight, transposed=True))
         return x if layer.bias is None else self.op("Add", x, self.weight(layer.bias))
 
@@ -312,12 +307,8 @@ class EncoderGraph:
             tasks = self.weight(embedding.task.weight)
             x = self.op("Add", x, self.op("Gather", tasks, 0))
         if embedding.late:
-            return self.norm(self._project(x), embedding.norm)
-        return self._project(self.norm(x, embedding.norm))
-
-    def _project(self, x: str) -> str:
-        layer = self.encoder.embedding.project
-        return self.dense(x, layer) if isinstance(layer, nn.Linear) else x
+            return self.norm(self.dense(x, embedding.project), embedding.norm)
+        return self.dense(self.norm(x, embedding.norm), embedding.project)
 
     def _first_rows(self, table: str) -> str:
         """Return the rows of a table for the positions of the input."""
@@ -353,7 +344,7 @@ class EncoderGraph:
         if self.global_tokens is not None and module.global_qkv is not None:
             # Rows of tokens that are not global are arbitrary; a single global one is repeated.
             global_q, global_k, global_v = self._split_heads(self.dense(x, module.global_qkv))
-            if self.exported.global_rule == "first":
+            if self.exported.head == "labels":
                 global_q = self.slice(global_q, 0, 1, 2)
             global_q = self.op("Mul", global_q, scale)
             global_result = self._product(global_q, global_k, global_v, [self._bias(Full())])
@@ -426,12 +417,12 @@ class EncoderGraph:
 
     def _global_tokens(self) -> str | None:
         """Return True for global tokens `(rows, length)`; None where there are none."""
-        rule, separators = self.exported.global_rule, self.exported.separators
+        head, separators = self.exported.head, self.exported.separators
         self.scope = "/global_tokens"
-        if rule == "none":
+        if head not in WITH_GLOBAL_TOKENS:
             return None
         keep = self.op("Cast", self.mask, to=9)
-        if rule == "first":
+        if head == "labels":
             is_first = self.op("Less", self.places, 1)
             return self.op("And", self.unsqueeze(is_first, 0), keep)
         assert separators is not None
@@ -439,7 +430,7 @@ class EncoderGraph:
         is_separator = self.op("And", is_separator, keep)
         # ArgMax is the first place of the largest value: the first separator.
         at = self.op("ArgMax", self.op("Cast", is_separator, to=7), axis=1, keepdims=1)
-        if rule == "question":
+        if head == "span":
             return self.op("Less", self.places, at)
         begin = self.op("Add", at, separators.between)
         is_ending = self.op("GreaterOrEqual", self.places, begin)

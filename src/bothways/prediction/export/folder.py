@@ -32,7 +32,12 @@ from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction import session_model
 from bothways.prediction.analysis.evaluation import MAX_LOSS, Int8Report, measure_int8
-from bothways.prediction.export.encoder_graph import ExportedPart, HeadKind, Separators
+from bothways.prediction.export.encoder_graph import (
+    WITH_GLOBAL_TOKENS,
+    ExportedPart,
+    HeadKind,
+    Separators,
+)
 from bothways.prediction.export.model_graph import build_graph, head_kind
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.base import Metrics, TaskModel
@@ -180,18 +185,18 @@ def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
                 reach = max(reach, 2 * radius + 9)
             case Blocks() as pattern:
                 reach = max(reach, pattern.dense + 2 * pattern.size + 1)
-    max_length, rule = min(config.max_positions, reach), exported.global_rule
+    max_length, head = min(config.max_positions, reach), exported.head
     draw = torch.Generator().manual_seed(0)
     for lengths in ([1], [7], [2, 64, 1, 33], [max_length, 5, max_length // 2 + 1]):
         row_lengths = [min(length, config.max_positions) for length in lengths]
         ids = torch.randint(config.vocab, (sum(row_lengths),), generator=draw)
         segments = torch.randint(max(1, config.segments), (sum(row_lengths),), generator=draw)
         layout, mask = Layout.of(row_lengths), None
-        if config.has_global_attention and rule != "none":
+        if config.has_global_attention and head in WITH_GLOBAL_TOKENS:
             # A separator in each text, and global tokens as tasks mark them.
             mask = torch.zeros_like(ids, dtype=torch.bool)
             for start, length in zip(layout.first_tokens.tolist(), row_lengths, strict=True):
-                if rule == "first":
+                if head == "labels":
                     mask[start] = True
                     continue
                 assert exported.separators is not None
@@ -201,7 +206,7 @@ def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
                 row = ids[start : start + length].tolist()
                 at = start + (row.index(separator) if separator in row else 0)
                 end = start + length
-                mask[slice(start, at) if rule == "question" else slice(at + between, end)] = True
+                mask[slice(start, at) if head == "span" else slice(at + between, end)] = True
         yield Batch(ids, segments, layout, global_attention_mask=mask)
 
 

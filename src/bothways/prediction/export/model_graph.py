@@ -119,7 +119,6 @@ class _ModelGraph(encoder_graph.EncoderGraph):
                 return self.dense(x, head.dense)
             case head_modules.MaskedOutput():
                 if head.activation is not None:
-                    assert isinstance(head.dense, nn.Linear)
                     x = self.activate(head.activation, self.dense(x, head.dense))
                 x = self._tokens(self.norm(x, head.norm), head.output)
                 return x if head.bias is None else self.op("Add", x, self.weight(head.bias))
@@ -202,7 +201,6 @@ class _ModelGraph(encoder_graph.EncoderGraph):
         x = pooled[0] if len(pooled) == 1 else self.op("Concat", *pooled, axis=-1)
         if (projection := projection_of(self.model)) is not None:
             for layer, activation in zip(projection.layers, projection.activations, strict=True):
-                assert isinstance(layer, nn.Linear)
                 x = self.dense(x, layer)
                 x = x if activation is None else self.activate(activation, x)
         if config.normalised:
