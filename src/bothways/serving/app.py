@@ -92,11 +92,8 @@ class App:
         self._keys = [*dict.fromkeys([*(key.encode() for key in keys), *latin])]
         self.metrics = Metrics(limits.queue_tokens, lambda: self._warm and not self.draining)
         self._routes: dict[str, Callable[[], Any]] = {
-            "/": self._ready,
             "/live": self._live,
-            "/ready": self._ready,
-            "/health": self._ready,
-            "/ping": self._ready,
+            **dict.fromkeys(("/", "/ready", "/health", "/ping"), self._ready),
             "/info": lambda: compatible.info(self.models),
             "/metrics": lambda: Page(self.metrics.text(), METRICS_KIND, headers={}),
             "/openapi.json": lambda: document(
