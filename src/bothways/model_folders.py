@@ -644,7 +644,7 @@ def export_model(  # noqa: PLR0913 – one option per question
     """
     from bothways.data.tables import given_rows
     from bothways.prediction.analysis.evaluation import MAX_LOSS
-    from bothways.prediction.export.folder import Int8Gate, write_export
+    from bothways.prediction.export.folder import write_export
     from bothways.prediction.predictor import named_columns
     from bothways.tasks.base import Metrics
 
@@ -658,7 +658,9 @@ def export_model(  # noqa: PLR0913 – one option per question
         roles = named_columns(predictor.task_model.task, **columns)
         return predictor.evaluate(predictor.read(data or [], roles, labelled=True))
 
-    gate = Int8Gate(evaluate, MAX_LOSS if limit is None else limit) if int8 is not None else None
     with shown_progress(progress) as reporter:
-        options: Any = {"settings": settings, "int8": gate, "progress": reporter}
-        return write_export(folder, out, to, task=task, length=length, **options)
+        return write_export(
+            folder, out, to, task=task, length=length, settings=settings,
+            int8=None if int8 is None else evaluate, limit=MAX_LOSS if limit is None else limit,
+            progress=reporter,
+        )  # fmt: skip

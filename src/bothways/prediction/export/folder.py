@@ -237,19 +237,6 @@ _OURS = (
 
 
 @dataclass(frozen=True)
-class Int8Gate:
-    """Labelled data that int8 must pass.
-
-    Attributes:
-        evaluate: returns the metrics of a predictor; called for fp32 and for int8.
-        limit: the points that may be lost.
-    """
-
-    evaluate: Callable[[Predictor], Metrics]
-    limit: float = MAX_LOSS
-
-
-@dataclass(frozen=True)
 class ExportResult:
     """Result of an export.
 
@@ -267,7 +254,7 @@ class ExportResult:
 
 
 @own_torch_state()
-def write_export(
+def write_export(  # noqa: PLR0913 – one option per question
     folder: str | Path,
     out: str | Path,
     to: Format | Literal["both"] | Iterable[Format] = "onnx",
@@ -275,14 +262,16 @@ def write_export(
     task: str | None = None,
     length: int | None = None,
     settings: Tree | Iterable[str] = (),
-    int8: Int8Gate | None = None,
+    int8: Callable[[Predictor], Metrics] | None = None,
+    limit: float = MAX_LOSS,
     progress: Progress = SILENT,
 ) -> ExportResult:
     """Write a model as a graph, after a comparison of its outputs, as `bothways.export_model`.
 
     Args:
         settings: settings of the task, such as {"pooling": "cls"} or ["pooling=cls"].
-        int8: labelled data for second files in int8, which are written only if they pass.
+        int8: returns the metrics of a predictor on labelled data; for second files in int8.
+        limit: the points that int8 may lose, or nothing is written.
     """
     formats = [*get_args(Format)] if to == "both" else [to] if isinstance(to, str) else [*to]
     require_choice(Format, "to", *formats or ["nothing"])
@@ -319,9 +308,9 @@ def write_export(
                 lambda precision, runtime=runtime: open_task(
                     hidden, runtime=runtime, precision=precision
                 ),
-                int8.evaluate,
+                int8,
             )
-            report.check(int8.limit)
+            report.check(limit)
             reports[runtime] = report
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
