@@ -1,4 +1,4 @@
-"""A model folder for the servers of a module, and the address of its application."""
+"""A model folder with predictors, which no test changes, and the address of the application of a module."""
 
 import threading
 from collections.abc import Iterator
@@ -9,14 +9,22 @@ import httpx
 import pytest
 
 from bothways.prediction import engine
+from bothways.prediction.predictor import Predictor
 from bothways.serving import batcher
 from running_server import running
 from toy_folder import make_folder
+from toy_predictors import TASKS, predictor
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("place") / "bert")
+
+
+@pytest.fixture(scope="session")
+def predictors(folder) -> dict[str, Predictor]:
+    """One for each task; no answer depends on other requests."""
+    return {name: predictor(folder, name, batch_invariant=True) for name in TASKS}
 
 
 @pytest.fixture

@@ -24,8 +24,6 @@ from bothways.serving.app import App
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.tagging.task import TaggingTask
 from running_server import running
-from toy_folder import make_folder
-from toy_predictors import predictor
 
 BROWSER, AXE = os.environ.get("BOTHWAYS_BROWSER"), os.environ.get("BOTHWAYS_AXE")
 pytestmark = pytest.mark.skipif(not BROWSER, reason="needs Chromium and playwright: make browser")
@@ -73,12 +71,12 @@ def hostile(folder: Path, kind: str) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def application(folder, tmp_path_factory) -> App:
-    predictors = {name: predictor(folder, name) for name in NAMES}
-    predictors |= {f"hostile-{kind}": hostile(folder, kind) for kind in ("classify", "tag")}
+def application(folder, predictors, tmp_path_factory) -> App:
+    served = {name: predictors[name] for name in NAMES}
+    served |= {f"hostile-{kind}": hostile(folder, kind) for kind in ("classify", "tag")}
     index = tmp_path_factory.mktemp("place") / "films"
     build_index([*DOCUMENTS, HOSTILE[0]], folder, index, bm25=True)
-    return application_of(predictors, playground=True, indexes={"films": index})
+    return application_of(served, playground=True, indexes={"films": index})
 
 
 @pytest.fixture(scope="module")
@@ -367,9 +365,8 @@ def test_a_server_that_has_stopped(show, browser, url):
     expect(page.locator(".bar")).to_have_count(2)
 
 
-def test_a_key_is_asked_for_and_kept_in_memory(show, tmp_path):
-    folder = make_folder(tmp_path / "bert")
-    one = application_of(predictor(folder, "classify"), keys=["sesame"], playground=True)
+def test_a_key_is_asked_for_and_kept_in_memory(show, predictors):
+    one = application_of(predictors["classify"], keys=["sesame"], playground=True)
     with running(one) as url:
         page = show(url, faulty=True, text=TEXT)
         page.get_by_label("API key").fill("wrong")

@@ -17,14 +17,14 @@ from bothways.core.errors import ConfigError
 from bothways.prediction.predictor import Predictor
 from bothways.serving.app import App, app
 from running_server import running
-from toy_predictors import TASKS, TEXTS, predictor
+from toy_predictors import TASKS, TEXTS
 
 NAMES = {"label": "multilabel"}
 
 
 @pytest.fixture(scope="module")
-def predictors(folder) -> dict[str, Predictor]:
-    return {NAMES.get(n, n): predictor(folder, n, batch_invariant=True) for n in TASKS}
+def predictors(predictors) -> dict[str, Predictor]:
+    return {NAMES.get(name, name): each for name, each in predictors.items()}
 
 
 @pytest.fixture(scope="module")

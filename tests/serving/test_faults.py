@@ -21,7 +21,6 @@ from bothways.serving.exchange import json_object, read_body
 from bothways.serving.routes import ROUTES
 from bothways.serving.run import named_models
 from running_server import connect, exchange, running
-from toy_predictors import predictor
 
 LIMITS = Limits(
     body_bytes=20_000, texts=8, text_characters=2000, request_tokens=100, queue_tokens=100,
@@ -31,9 +30,9 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def application(folder) -> App:
-    tasks = "classify embed answer tag fill likelihood choice regress rerank"
-    return app({name: predictor(folder, name) for name in tasks.split()}, limits=LIMITS)
+def application(predictors) -> App:
+    tasks = predictors.keys() - {"label", "zero-shot"}
+    return app({name: predictors[name] for name in sorted(tasks)}, limits=LIMITS)
 
 
 def code(response: httpx.Response) -> tuple[int, str]:
@@ -136,7 +135,7 @@ def test_a_task_that_no_model_has_is_named_with_those_there_are(url):
     response = httpx.post(f"{url}/prefer", json={"inputs": ["a", "b"]})
     assert code(response) == (422, "wrong_task")
     message = response.json()["error"]["message"]
-    assert message.startswith("this route is for prefer, and 'classify' is for classify, 'embed'")
+    assert message.startswith("this route is for prefer, and 'answer' is for answer, 'choice'")
 
 
 def test_long_texts_are_cut_and_counted(url):

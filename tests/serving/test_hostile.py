@@ -13,22 +13,15 @@ import httpx
 import pytest
 from hypothesis import given, strategies as some
 
-from bothways.prediction.predictor import Predictor
 from bothways.serving.app import App, app, requests_log
 from bothways.serving.errors import Limits
 from bothways.serving.run import _JsonLines, bind, logged_as_json, url_of
 from running_server import connect, exchange, serving, wait_for
-from toy_predictors import predictor
-
-
-@pytest.fixture(scope="module")
-def predictors(folder) -> dict[str, Predictor]:
-    return {name: predictor(folder, name) for name in ("classify", "embed")}
 
 
 @pytest.fixture(scope="module")
 def application(predictors) -> App:
-    return app(predictors)
+    return app({name: predictors[name] for name in ("classify", "embed")})
 
 
 def statuses(application: App) -> set[str]:

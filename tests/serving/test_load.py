@@ -20,7 +20,6 @@ from bothways.cli.main import app as cli
 from bothways.core.errors import FolderError
 from bothways.model.kernels import library
 from bothways.prediction import engine
-from bothways.prediction.predictor import Predictor
 from bothways.serving import batcher
 from bothways.serving.app import App, app
 from bothways.serving.errors import Limits, retry_after
@@ -30,11 +29,6 @@ from toy_folder import save_classifier
 from toy_predictors import TASKS, predictor
 
 KINDS = ("classify", "tag", "answer", "embed", "fill")
-
-
-@pytest.fixture(scope="module")
-def predictors(folder) -> dict[str, Predictor]:
-    return {name: predictor(folder, name, batch_invariant=True) for name in KINDS}
 
 
 def waiting(application: App, tokens: int) -> None:

@@ -9,13 +9,12 @@ from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.routes import ROUTES, document
 from bothways.serving.shapes import PREDICTIONS
-from toy_predictors import TASKS, predictor
 
 
 @pytest.fixture(scope="module")
-def application(folder) -> App:
+def application(predictors) -> App:
     limits = Limits(request_tokens=2000, queue_tokens=4000)
-    return app({name: predictor(folder, name) for name in TASKS}, limits=limits, playground=True)
+    return app(predictors, limits=limits, playground=True)
 
 
 def test_every_route_is_in_the_document(application, url):

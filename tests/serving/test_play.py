@@ -19,9 +19,7 @@ from bothways.serving.app import App
 from bothways.serving.errors import Limits
 from bothways.serving.exchange import pages
 from running_server import answer, refusal, running
-from toy_predictors import predictor
 
-NAMES = ("classify", "label", "regress", "tag", "fill", "embed", "answer", "likelihood", "choice")
 PAGE = importlib.resources.files("bothways.serving") / "page"
 SCRIPTS = sorted(Path(path).stem for path in pages() if path.endswith(".js"))
 TEXT = "a good film was bad"
@@ -32,9 +30,8 @@ FORBIDDEN = (
 
 
 @pytest.fixture(scope="module")
-def application(folder) -> App:
+def application(predictors) -> App:
     limits = Limits(request_tokens=4000, queue_tokens=4000)
-    predictors = {name: predictor(folder, name, batch_invariant=True) for name in NAMES}
     return application_of(predictors, limits=limits, keys=["sesame"], playground=True)
 
 
@@ -102,8 +99,8 @@ def test_what_the_page_asks_for_needs_the_key(url):
     assert httpx.post(f"{url}/explain", json=body).status_code == 401
 
 
-def test_without_the_playground_there_is_no_page_and_no_explanation(folder):
-    with running(application_of(predictor(folder, "classify"))) as url:
+def test_without_the_playground_there_is_no_page_and_no_explanation(predictors):
+    with running(application_of(predictors["classify"])) as url:
         assert httpx.get(f"{url}/play").status_code == 404
         assert httpx.get(f"{url}/play/main.js").status_code == 404
         body = {"method": "attention", "inputs": TEXT}
@@ -265,10 +262,10 @@ def test_methods_that_a_task_does_not_have(client, model, method, inputs):
     assert refused(client, model=model, method=method, inputs=inputs) == (422, code)
 
 
-def test_explanations_without_a_model_folder_are_refused(folder):
+def test_explanations_without_a_model_folder_are_refused(predictors):
     from bothways.prediction.predictor import Predictor
 
-    alone = Predictor(predictor(folder, "classify").task_model)
+    alone = Predictor(predictors["classify"].task_model)
     with running(application_of(alone, playground=True)) as url, httpx.Client(base_url=url) as one:
         assert refused(one, method="attention", inputs=TEXT) == (422, "invalid")
         assert explain(one, method="leave_one_out", inputs=TEXT, label="neg")["words"]

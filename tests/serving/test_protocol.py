@@ -11,7 +11,7 @@ import pytest
 
 from bothways.serving.app import App, app
 from running_server import connect, exchange, wait_for
-from toy_predictors import TEXTS, predictor
+from toy_predictors import TEXTS
 
 FOREIGN = Path(__file__).parent / "foreign"
 BODY = json.dumps({"inputs": [f"{TEXTS[0]} – naïve", TEXTS[1]]}, ensure_ascii=False)
@@ -20,8 +20,8 @@ LONG = json.dumps({"inputs": [TEXTS[0] * 20] * 300})
 
 
 @pytest.fixture(scope="module")
-def application(folder) -> App:
-    return app(predictor(folder, "classify", batch_invariant=True))
+def application(predictors) -> App:
+    return app(predictors["classify"])
 
 
 @pytest.fixture(scope="module")

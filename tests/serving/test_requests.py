@@ -15,17 +15,14 @@ from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.models import example_ranges
 from running_server import answer, refusal
-from toy_predictors import TASKS, TEXTS, predictor
+from toy_predictors import TEXTS
 
-NAMES = (
-    "classify", "regress", "rerank", "label", "choice", "tag", "answer", "fill", "zero-shot", "embed"
-)  # fmt: skip
 QUESTION = {"question": TEXTS[0], "context": " ".join(TEXTS[:4])}
 
 
 @pytest.fixture(scope="module")
-def application(folder) -> App:
-    return app({name: predictor(folder, name) for name in NAMES}, playground=True)
+def application(predictors) -> App:
+    return app(predictors, playground=True)
 
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -250,7 +247,3 @@ def test_chunks_cover_the_examples_in_order(application):
         for start, stop in ranges:
             assert stop == start + 1 or sum(lengths[start:stop]) <= 32_000
         assert all(one[1] == two[0] for one, two in itertools.pairwise(ranges))
-
-
-def test_every_task_has_a_request_here():
-    assert set(NAMES) == TASKS.keys() - {"likelihood"}

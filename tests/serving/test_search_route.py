@@ -23,7 +23,7 @@ from bothways.serving.routes import document
 from bothways.serving.run import named_indexes, named_models, open_app
 from running_server import answer, refusal, running
 from toy_masked import make_masked
-from toy_predictors import TEXTS, predictor
+from toy_predictors import TEXTS
 
 QUERIES = ["the cat", "a dog runs"]
 
@@ -46,8 +46,8 @@ def films(tmp_path_factory, model) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranker(folder) -> Predictor:
-    return predictor(folder, "rerank", batch_invariant=True)
+def ranker(predictors) -> Predictor:
+    return predictors["rerank"]
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_searches_that_would_wait_too_long_are_refused(tmp_path, model, monkeypa
         assert search(client, query="a")["version"] == 1
 
 
-def test_an_index_needs_the_model_that_made_it(tmp_path, model, films, folder):
+def test_an_index_needs_the_model_that_made_it(tmp_path, model, films, predictors):
     make_masked(tmp_path, seed=4)
     indexes = named_indexes([str(films)])
     assert indexes == {"films": str(films)}
@@ -214,7 +214,7 @@ def test_an_index_needs_the_model_that_made_it(tmp_path, model, films, folder):
     with pytest.raises(FolderError, match="which is not among the models that are served"):
         open_app(named_models([f"{tmp_path}/model:embed"]), indexes)
     with pytest.raises(FolderError, match="which is not among the models that are served"):
-        app(predictor(folder, "embed"), indexes={"films": films})
+        app(predictors["embed"], indexes={"films": films})
     with pytest.raises(ConfigError, match="made with another length than 9"):
         open_app(served, indexes, length=9)
     with pytest.raises(FolderError, match="is not an index"):

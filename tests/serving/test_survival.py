@@ -10,12 +10,11 @@ import httpx
 import pytest
 
 from bothways.core.errors import ResourceError
-from bothways.prediction.predictor import Predictor
 from bothways.serving import run
 from bothways.serving.app import App, app
 from bothways.serving.batcher import Batcher
 from running_server import running, wait_for
-from toy_predictors import TASKS, predictor
+from toy_predictors import TASKS
 
 ODD: list[Any] = [
     "", " ", "\x00", "\u200b", "[MASK]", ["", ""], {}, {"text": ""},
@@ -28,11 +27,6 @@ ODD: list[Any] = [
 
 class Panic(BaseException):
     """A stand-in for the panic of a Rust library, which is no `Exception`."""
-
-
-@pytest.fixture(scope="module")
-def predictors(folder) -> dict[str, Predictor]:
-    return {name: predictor(folder, name) for name in TASKS}
 
 
 @pytest.fixture
@@ -143,8 +137,8 @@ def test_liveness_fails_while_a_batch_is_stuck(application, url, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_server_whose_model_thread_has_ended_says_so_and_ends(folder, monkeypatch):
-    application = app(predictor(folder, "classify"))
+def test_a_server_whose_model_thread_has_ended_says_so_and_ends(predictors, monkeypatch):
+    application = app(predictors["classify"])
     opened, bound = threading.Event(), run.bind("127.0.0.1", 0)
 
     def break_thread(*_: Any) -> Any:
