@@ -24,7 +24,6 @@ from bothways.prediction.explanation import (
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
-from toy_predictors import predictor
 from toy_text import bert_tokens, write_vocabulary
 
 TEXT, SECOND = "Hello world, you play 中文 well", "the naïve don"
@@ -129,7 +128,7 @@ def test_words_of_tags_keep_their_numbers(place):
     assert value_of(predict(example), target, labels) == predict(example).probabilities[2, 1]
 
 
-def test_what_cannot_be_explained_says_why(folder, place):
+def test_what_cannot_be_explained_says_why(place, predictors):
     predict = opened("classify", place / "classify")
     example = predict.task_model.task.from_texts((TEXT,))
     with pytest.raises(DataError, match="'other' is not one of the model's; there are no, maybe"):
@@ -139,7 +138,7 @@ def test_what_cannot_be_explained_says_why(folder, place):
     tags = opened("tag", place / "tag")
     with pytest.raises(DataError, match="there is no word 9"):
         leave_one_out(tags, tags.task_model.task.from_texts((TEXT,)), ExplainedOutput("O", 9))
-    embed = predictor(folder, "embed")
+    embed = predictors["embed"]
     with pytest.raises(DataError, match="give two texts"):
         value_of(embed("a"), ExplainedOutput(), ())
     alone = Predictor(predict.task_model)

@@ -49,8 +49,8 @@ def test_concurrent_predictions_equal_sequential_ones(folder, name, precision):
     assert found == wanted
 
 
-def test_one_input_gives_one_prediction_and_several_give_a_list(folder):
-    classify = predictor(folder, "classify")
+def test_one_input_gives_one_prediction_and_several_give_a_list(predictors):
+    classify = predictors["classify"]
     one = classify(TEXTS[0])
     assert one.label in {"neg", "pos"}
     assert classify([TEXTS[0]]) == [one]
@@ -83,9 +83,9 @@ def test_what_is_opened_by_a_relative_name_works_from_another_folder(folder, tmp
     assert (model.save("saved") / "tokenizer.json").exists()
 
 
-def test_a_forked_process_with_threads_is_refused(folder, monkeypatch):
+def test_a_forked_process_with_threads_is_refused(predictors, monkeypatch):
     """OpenMP would wait for threads that are in the other process only."""
-    classify = predictor(folder, "classify")
+    classify = predictors["classify"]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     wanted = classify(TEXTS[:2])
     monkeypatch.setattr(os, "getpid", lambda: -1)
@@ -95,13 +95,13 @@ def test_a_forked_process_with_threads_is_refused(folder, monkeypatch):
         classify(TEXTS[:2])
 
 
-def test_tables_are_read_by_row(folder):
+def test_tables_are_read_by_row(predictors):
     """Iterating over a DataFrame would predict the names of its columns."""
     import datasets
     import pandas
     import pyarrow
 
-    classify, texts = predictor(folder, "classify"), TEXTS[:3]
+    classify, texts = predictors["classify"], TEXTS[:3]
     wanted = classify(texts)
     frame = pandas.DataFrame({"stars": [1.0, 2.0, None], "text": texts}, index=[4, 4, 9])
     columns = pyarrow.array(texts), pyarrow.chunked_array([texts[:1], texts[1:]])
@@ -123,7 +123,7 @@ def test_tables_are_read_by_row(folder):
     with pytest.raises(DataError, match="inputs: is of type ndarray, which has no rows"):
         classify(np.array("text"))
     splits = datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": texts}))
-    embed = predictor(folder, "embed")
+    embed = predictors["embed"]
     for function in (classify, classify.predict, embed.encode):
         with pytest.raises(DataError, match="is a DatasetDict of test, not of"):
             function(splits)
@@ -160,16 +160,16 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(classifi
     assert first["gold"] == found[0]
 
 
-def test_rows_are_read_by_their_columns(folder):
+def test_rows_are_read_by_their_columns(predictors):
     text, other = TEXTS[:2]
-    classify = predictor(folder, "classify")
+    classify = predictors["classify"]
     assert classify({"sentence": text, "label": "neg"}) == classify(text)
     rows = [{"sentence1": text, "sentence2": other, "label": "pos"}]
     assert classify(rows) == [classify((text, other))]
     assert classify.evaluate([{"text": text, "label": classify(text).label}])["accuracy"] == 1
-    answer = predictor(folder, "answer")
+    answer = predictors["answer"]
     assert answer({"question": text, "context": other}).text == answer((text, other)).text
-    choose = predictor(folder, "choice")
+    choose = predictors["choice"]
     row = {"context": text, "ending0": other, "ending1": text}
     assert choose(row) == choose(ChoiceExample(text, (other, text)))
 
@@ -189,32 +189,32 @@ def test_settings_of_other_tasks_are_named_as_they_were_given(classifier, task, 
         bothways.load(classifier, task, **settings)
 
 
-def test_streams_are_lazy(folder):
+def test_streams_are_lazy(predictors):
     from bothways.prediction.engine import PredictConfig
 
     taken = []
     inputs = (taken.append(number) or TEXTS[0] for number in itertools.count())
-    stream = predictor(folder, "classify").stream(inputs, PredictConfig(window=4))
+    stream = predictors["classify"].stream(inputs, PredictConfig(window=4))
     next(stream)
     assert taken == [0, 1, 2, 3]
 
 
-def test_inputs_of_another_shape_are_one_message(folder):
+def test_inputs_of_another_shape_are_one_message(predictors):
     with pytest.raises(DataError, match="input 2: is of type int: it must be a text"):
-        predictor(folder, "classify")(["a", 5])
+        predictors["classify"](["a", 5])
     with pytest.raises(DataError, match="input 1: is one text, and the task 'answer' needs"):
-        predictor(folder, "answer")("who?")
+        predictors["answer"]("who?")
     needs = r"input 1: is 2 texts, and the task 'tag' needs one text, or words: \{\"words\""
     with pytest.raises(DataError, match=needs):
-        predictor(folder, "tag")(("a", "b"))
+        predictors["tag"](("a", "b"))
     for row, message in (
         ({"body of it": "a"}, r"is the text \(body of it\)\n  Call it 'text'"),
         ({"text": "a", "sentence": "b"}, r"is the text \(text, sentence\)\n  Give one"),
     ):
         with pytest.raises(DataError, match=message):  # a call takes no names of columns
-            predictor(folder, "classify")(row)
+            predictors["classify"](row)
     with pytest.raises(DataError, match="use text=NAME"):
-        predictor(folder, "classify").evaluate([{"body of it": "a", "label": "a"}])
+        predictors["classify"].evaluate([{"body of it": "a", "label": "a"}])
 
 
 def test_outputs_that_are_not_finite_are_an_error(folder, tmp_path, capsys):

@@ -22,7 +22,6 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderEr
 from bothways.sklearn import Classifier
 from bothways.tasks.text_task import TextColumns
 from toy_folder import make_examples
-from toy_predictors import predictor
 
 TEXTS = ["a good film", "a bad play", "the film was good"]
 
@@ -32,8 +31,8 @@ def embed(folder) -> Any:
     return bothways.load(folder, "embed")
 
 
-def test_a_classifier_has_arrays_of_labels_and_probabilities(folder):
-    classify = predictor(folder, "classify")
+def test_a_classifier_has_arrays_of_labels_and_probabilities(predictors):
+    classify = predictors["classify"]
     found = classify(TEXTS)
     for inputs in (TEXTS, np.array(TEXTS), pandas.Series(TEXTS), pandas.DataFrame({"text": TEXTS})):
         labels, rows = classify.predict(inputs), classify.predict_proba(inputs)
@@ -53,8 +52,8 @@ def test_a_classifier_has_arrays_of_labels_and_probabilities(folder):
         classify.evaluate(frame, answer="meant")
 
 
-def test_answers_that_do_not_fit_are_refused(folder):
-    classify = predictor(folder, "classify")
+def test_answers_that_do_not_fit_are_refused(predictors):
+    classify = predictors["classify"]
     with pytest.raises(DataError) as short:
         classify.score(TEXTS, [classify.classes_[0]])
     assert short.value.where == "answers"
@@ -62,8 +61,8 @@ def test_answers_that_do_not_fit_are_refused(folder):
         classify.evaluate(TEXTS, ["no such label"] * 3)
 
 
-def test_other_tasks_have_the_words_that_fit(folder, embed):
-    regress = predictor(folder, "regress")
+def test_other_tasks_have_the_words_that_fit(predictors, embed):
+    regress = predictors["regress"]
     numbers = regress.predict(TEXTS)
     assert numbers.dtype == np.float64
     assert regress.score(TEXTS, numbers) == pytest.approx(1.0)
@@ -72,9 +71,9 @@ def test_other_tasks_have_the_words_that_fit(folder, embed):
     expected = r2_score(truth, numbers)
     assert regress.score(TEXTS, truth) == pytest.approx(expected)
     assert regress.score(iter(TEXTS), iter(truth)) == pytest.approx(expected)
-    tag = predictor(folder, "tag")
+    tag = predictors["tag"]
     assert [len(tags) for tags in tag.predict(TEXTS)] == [3, 3, 4]
-    multilabel = predictor(folder, "label")
+    multilabel = predictors["label"]
     assert multilabel.predict_proba(TEXTS).shape == (3, len(multilabel.classes_))
     answers = multilabel.predict(TEXTS)
     pairs = zip(TEXTS, answers, strict=True)
@@ -167,8 +166,8 @@ def test_a_pair_is_refused_where_the_model_reads_one_text(folder, tmp_path):
         compare.read(tmp_path / "two.csv", TextColumns("text"), labelled=False)
 
 
-def test_a_predictor_is_shown_in_one_line(embed, folder):
-    shown = repr(predictor(folder, "classify"))
+def test_a_predictor_is_shown_in_one_line(embed, predictors):
+    shown = repr(predictors["classify"])
     assert shown.startswith("Predictor(task='classify', labels=[")
     assert "precision='fp32', device='cpu'" in shown
     assert "\n" not in shown

@@ -21,7 +21,7 @@ from bothways.prediction.bulk.run import FILES, REJECTS, SUCCESS, predict_files
 from commands import run_line
 from heard_progress import Heard
 from toy_bulk import make_classifier, make_rows, write_rows
-from toy_predictors import TASKS, predictor
+from toy_predictors import TASKS
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(classifier
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_prediction_has_columns_in_parquet(name, folder):
-    opened = predictor(folder, name)
+def test_every_prediction_has_columns_in_parquet(name, predictors):
+    opened = predictors[name]
     predictions = opened(TASKS[name][1][:5])
     expected = [prediction_values(each, None) for each in predictions]
     content = part_content("parquet", predictions, None, {}, ())
