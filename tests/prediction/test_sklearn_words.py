@@ -191,8 +191,6 @@ def test_a_text_instead_of_a_precision_is_told_what_to_type(folder):
         ("runtime", lambda folder, out: bothways.load(folder, runtime="tensorrt")),
         ("precision", lambda folder, out: bothways.load(folder, precision="fp8")),
         ("boundary", lambda folder, out: bothways.build_corpus(["t"], folder, out, boundary="x")),
-        ("kind", lambda folder, out: bothways.train_tokenizer("t", kind="words")),
-        ("recipe", lambda folder, out: bothways.finetune(folder, [], recipe="old")),
         ("task", lambda folder, out: bothways.load(folder, "fly")),
     ],
 )
