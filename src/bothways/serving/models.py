@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import BothwaysError
 from bothways.data.tables import WatchedRow
 from bothways.prediction.predictor import Predictor, read_input
-from bothways.serving.errors import DEFAULT_LIMITS, Limits, RequestError
+from bothways.serving.errors import Limits, RequestError
 from bothways.tasks.base import EncodedExample, Task, TaskModel, did_you_mean
 
 if TYPE_CHECKING:
@@ -154,8 +153,8 @@ class Models:
     def __init__(
         self,
         models: Mapping[str, ServedModel],
-        indexes: Mapping[str, ServedIndex] = MappingProxyType({}),
-        limits: Limits = DEFAULT_LIMITS,
+        indexes: Mapping[str, ServedIndex],
+        limits: Limits,
     ) -> None:
         self.by_name, self.indexes, self.limits = dict(models), indexes, limits
 
