@@ -56,6 +56,11 @@ def running(application: App) -> Iterator[str]:
             server.should_exit = True
 
 
+def classify(url: str, inputs: Any = "good film", **options: Any) -> httpx.Response:
+    """The response of a classifier, whatever it is."""
+    return httpx.post(f"{url}/classify", json={"inputs": inputs}, **{"timeout": 30, **options})
+
+
 def answer(client: httpx.Client, path: str, body: Any) -> Any:
     """The JSON of an answer without an error."""
     response = client.post(path, json=body)

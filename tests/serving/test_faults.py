@@ -20,7 +20,7 @@ from bothways.serving.errors import STATUS, Limits, RequestError
 from bothways.serving.exchange import json_object, read_body
 from bothways.serving.routes import ROUTES
 from bothways.serving.run import named_models
-from running_server import connect, exchange, running
+from running_server import classify, connect, exchange, running
 
 LIMITS = Limits(
     body_bytes=20_000, texts=8, text_characters=2000, request_tokens=100, queue_tokens=100,
@@ -139,7 +139,7 @@ def test_a_task_that_no_model_has_is_named_with_those_there_are(url):
 
 
 def test_long_texts_are_cut_and_counted(url):
-    response = httpx.post(f"{url}/classify", json={"inputs": ["film " * 100, "film"]})
+    response = classify(url, ["film " * 100, "film"])
     assert (response.status_code, response.headers["x-truncated"]) == (200, "1")
 
 

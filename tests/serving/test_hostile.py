@@ -16,7 +16,7 @@ from hypothesis import given, strategies as some
 from bothways.serving.app import App, app, requests_log
 from bothways.serving.errors import Limits
 from bothways.serving.run import _JsonLines, bind, logged_as_json, url_of
-from running_server import connect, exchange, serving, wait_for
+from running_server import classify, connect, exchange, serving, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=range(8))
 def test_hostile_texts_are_answered(url, text):
     start = time.process_time()
-    response = httpx.post(f"{url}/classify", json={"inputs": text}, timeout=60)
+    response = classify(url, text)
     assert response.status_code == 200, response.text[:300]
     assert time.process_time() - start < 5  # nothing is quadratic
 
@@ -116,9 +116,9 @@ def test_a_log_that_cannot_be_written_stops_nothing(url):
     requests_log.addHandler(handler)
     requests_log.setLevel(logging.INFO)
     try:
-        assert httpx.post(f"{url}/classify", json={"inputs": "good"}).status_code == 200
+        assert classify(url).status_code == 200
         assert tried.wait(20)  # the line is written after the answer
-        assert httpx.post(f"{url}/classify", json={"inputs": "good"}).status_code == 200
+        assert classify(url).status_code == 200
     finally:
         requests_log.removeHandler(handler)
         requests_log.setLevel(logging.NOTSET)
@@ -166,8 +166,7 @@ def test_signals_under_load(predictors, gate, signals):
 
         def ask() -> None:
             try:
-                response = httpx.post(f"{url}/classify", json={"inputs": "good film"}, timeout=30)
-                answers.append(response.status_code)
+                answers.append(classify(url).status_code)
             except httpx.HTTPError:
                 answers.append(0)
 
@@ -198,11 +197,7 @@ def test_requests_that_the_end_cuts_short_are_answered_and_recorded(predictors, 
     application = app(predictors["classify"], limits=Limits(drain_seconds=1.0))
     answers: list[int] = []
     with logged_as_json(requests=True), serving(application) as (url, server, _):
-        ask = threading.Thread(
-            target=lambda: answers.append(
-                httpx.post(f"{url}/classify", json={"inputs": "good film"}, timeout=30).status_code
-            )
-        )
+        ask = threading.Thread(target=lambda: answers.append(classify(url).status_code))
         ask.start()
         wait_for(lambda: application.batcher._busy_since is not None)
         server.handle_exit(signal.SIGTERM, None)

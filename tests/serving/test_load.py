@@ -24,7 +24,7 @@ from bothways.serving import batcher
 from bothways.serving.app import App, app
 from bothways.serving.errors import Limits, retry_after
 from bothways.serving.exchange import read_body
-from running_server import exchange, running, wait_for
+from running_server import classify, exchange, running, wait_for
 from toy_folder import save_classifier
 from toy_predictors import TASKS, predictor
 
@@ -166,29 +166,20 @@ def test_a_refusal_is_forgotten_when_the_queue_becomes_shorter_meanwhile(
         return retry_after(seconds)
 
     with running(application) as url:
-
-        def ask() -> int:
-            asked = {"inputs": "good film"}
-            return httpx.post(f"{url}/classify", json=asked, timeout=30).status_code
-
-        statuses = fill_queue(application, ask)
+        answers = fill_queue(application, lambda: classify(url))
         monkeypatch.setattr(batcher, "retry_after", slow)
-        assert ask() == 429
-        assert [status.result() for status in statuses] == [200] * 26
+        assert classify(url).status_code == 429
+        assert [answer.result().status_code for answer in answers] == [200] * 26
         assert application.batcher.queued_tokens == 0
-        assert ask() == 200
+        assert classify(url).status_code == 200
 
 
 def test_one_text_overtakes_a_request_with_many(predictors, gate):
     application = app(predictors["classify"], limits=Limits(batch_tokens=16))
     with running(application) as url, ThreadPoolExecutor(2) as pool:
-
-        def ask(inputs: Any) -> None:
-            httpx.post(f"{url}/classify", json={"inputs": inputs}, timeout=30)
-
-        many = pool.submit(ask, ["good film"] * 40)
+        many = pool.submit(classify, url, ["good film"] * 40)
         waiting(application, 36 * 4)  # the first batch waits at the gate
-        one = pool.submit(ask, "good film")
+        one = pool.submit(classify, url)
         waiting(application, 37 * 4)
         gate.release(2)
         one.result(10)
@@ -200,24 +191,21 @@ def test_one_text_overtakes_a_request_with_many(predictors, gate):
 def test_deadlines_and_clients_that_leave_free_the_queue(predictors, gate):
     application = app(predictors["classify"], limits=Limits(batch_tokens=4))
     with running(application) as url, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(httpx.post, f"{url}/classify", json={"inputs": "good film"}, timeout=30)
+        first = pool.submit(classify, url)
         wait_for(lambda: application.batcher._busy_since)
-        soon = {"x-request-timeout": "0.05"}
-        late = httpx.post(f"{url}/classify", json={"inputs": "good film"}, headers=soon)
+        late = classify(url, headers={"x-request-timeout": "0.05"})
         assert late.status_code == 504
         assert late.json()["error"]["code"] == "deadline"
         assert application.batcher.queued_tokens == 0
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{url}/classify", json={"inputs": "good film"}, timeout=0.2)
+            classify(url, timeout=0.2)
         waiting(application, 0)
         gate.release()
         first.result()
         metrics = application.metrics.text().decode()
         assert 'route="/classify",status="499"} 1.0' in metrics
         assert "bothways_batch_tokens_count 2.0" in metrics  # the start, and the first request
-        never = {"x-request-timeout": "nan"}
-        wrong = httpx.post(f"{url}/classify", json={"inputs": "a"}, headers=never)
-        assert wrong.status_code == 400
+        assert classify(url, headers={"x-request-timeout": "nan"}).status_code == 400
 
 
 def test_a_text_that_fails_is_alone_in_failing(predictors, monkeypatch):
@@ -229,21 +217,18 @@ def test_a_text_that_fails_is_alone_in_failing(predictors, monkeypatch):
         return engine.predict_sequences(task, sequences, *rest)
 
     monkeypatch.setattr(batcher, "predict_sequences", sometimes)
+    texts = ["good", "awful", "film", "a good film", "the film was awful"]
     with running(app(predictors["classify"])) as url, ThreadPoolExecutor(5) as pool:
-
-        def ask(text: str) -> int:
-            return httpx.post(f"{url}/classify", json={"inputs": text}).status_code
-
-        texts = ["good", "awful", "film", "a good film", "the film was awful"]
+        answers = pool.map(functools.partial(classify, url), texts)
         expected = [500 if "awful" in text else 200 for text in texts]
-        assert list(pool.map(ask, texts)) == expected
+        assert [answer.status_code for answer in answers] == expected
 
 
 def test_weights_that_are_not_numbers_are_named(folder, caplog):
     broken = predictor(folder, "classify")
     with running(app(broken)) as url:
         broken.task_model.model.heads["labels"].dense.bias.data.fill_(float("nan"))
-        answer = httpx.post(f"{url}/classify", json={"inputs": "good"})
+        answer = classify(url)
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
     assert ["not finite" in record.getMessage() for record in caplog.records] == [True]
 

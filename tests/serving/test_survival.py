@@ -13,7 +13,7 @@ from bothways.core.errors import ResourceError
 from bothways.serving import run
 from bothways.serving.app import App, app
 from bothways.serving.batcher import Batcher
-from running_server import running, wait_for
+from running_server import classify, running, wait_for
 from toy_predictors import TASKS
 
 ODD: list[Any] = [
@@ -38,10 +38,6 @@ def application(predictors) -> App:
 def url(application) -> Iterator[str]:
     with running(application) as url:
         yield url
-
-
-def classify(url: str, **more: Any) -> httpx.Response:
-    return httpx.post(f"{url}/classify", json={"inputs": "a good film"}, timeout=20, **more)
 
 
 def live(url: str) -> int:
