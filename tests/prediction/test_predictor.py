@@ -155,6 +155,8 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(classifi
     for function in (bothways.evaluate, bothways.predict):
         with pytest.raises(ConfigError, match="unknown runtime 'jax'"):
             function(classifier, frame, runtime="jax", **named)
+    with pytest.raises(DataError, match=r"^Is it good\?: matches no file\n.*load\(MODEL\)"):
+        bothways.predict(classifier, "Is it good?", progress=False)
     frame.to_csv(tmp_path / "rows.csv")
     first = next(iter(bothways.predict(classifier, tmp_path / "rows.csv", keep="gold", **named)))
     assert first["gold"] == found[0]

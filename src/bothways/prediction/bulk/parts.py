@@ -47,6 +47,7 @@ PartFormat = Literal["jsonl", "spans", "parquet", "npy"]
 
 CUT_TO_TOP = (kinds.ClassPrediction, kinds.MultilabelPrediction, kinds.RankPrediction)
 """The predictions of which `top` keeps a part."""
+TEXTS = f"texts that are no file go to {call('predict', 'MODEL')}."
 ROWS = 4096
 """Rows of a part by default: as many as the engine sorts by length together."""
 
@@ -96,8 +97,8 @@ class BulkRequest:
         require_choice(PartFormat, "format", self.form, fix=fix)
         for name in self.files:
             if not name.startswith(HUB) and not is_stream(name):
-                texts = f"Check the name; texts that are no file go to {call('predict', 'MODEL')}."
-                file_at(name, "Check the name." if Path(name).suffix else texts)
+                advice = "Check the name." if Path(name).suffix else f"Check the name; {TEXTS}"
+                file_at(name, advice)
         new = [name for _, name in self.kept]
         if len({*new}) < len(new):
             message = f"names a column twice: {', '.join(new)}"
@@ -181,7 +182,11 @@ def expand_patterns(names: Iterable[str]) -> Iterator[str]:
         if not glob.has_magic(name) or is_url(name) or os.path.exists(local_path(name)):
             yield name
         else:
-            yield from map(str, matching_files(name))
+            try:
+                yield from map(str, matching_files(name))
+            except DataError as error:  # "Is it good?" looks like a pattern
+                fix = f"Check the pattern, in which ** matches folders; {TEXTS}"
+                raise DataError(error.what, where=name, fix=fix) from None
 
 
 class BulkRow(NamedTuple):
