@@ -24,13 +24,13 @@ def predictors(folder) -> dict[str, Predictor]:
 
 
 @pytest.fixture(scope="session")
-def classifier(tmp_path_factory) -> str:
+def model(tmp_path_factory) -> str:
     """A classifier of two labels, with random weights."""
     return str(make_classifier(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory) -> str:
+def masked(tmp_path_factory) -> str:
     """A model with a masked head, whose vectors differ more."""
     place = tmp_path_factory.mktemp("masked")
     make_masked(place)

@@ -129,12 +129,12 @@ def test_tables_are_read_by_row(predictors):
             function(splits)
 
 
-def test_functions_read_tables_in_memory_and_the_columns_that_are_named(classifier, tmp_path):
+def test_functions_read_tables_in_memory_and_the_columns_that_are_named(model, tmp_path):
     """A list of a table is one of the names of its columns."""
     import datasets
     import pandas
 
-    classify = bothways.load(classifier)
+    classify = bothways.load(model)
     found = [classify(text).label for text in TEXTS]
     frame = pandas.DataFrame({"text": TEXTS[::-1], "label": "no", "other": TEXTS, "gold": found})
     named = {"text": "other", "progress": False}
@@ -143,22 +143,22 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(classifi
     )
     data = datasets.Dataset.from_pandas(frame[["other", "gold"]], features=classes)
     for rows in (frame, frame.to_dict("list"), frame.to_dict("records"), data):
-        assert [row["label"] for row in bothways.predict(classifier, rows, **named)] == found
-        assert bothways.evaluate(classifier, rows, label="gold", **named).metrics["accuracy"] == 1
+        assert [row["label"] for row in bothways.predict(model, rows, **named)] == found
+        assert bothways.evaluate(model, rows, label="gold", **named).metrics["accuracy"] == 1
     numbered = pandas.DataFrame([[text, 1.5] for text in TEXTS]).to_dict("records")
-    predicted = bothways.predict(classifier, numbered, text="0", progress=False)
+    predicted = bothways.predict(model, numbered, text="0", progress=False)
     assert [row["label"] for row in predicted] == found
     with pytest.raises(DataError, match="input 1: has no column 'nothing'"):
-        next(iter(bothways.predict(classifier, frame, text="nothing", progress=False)))
+        next(iter(bothways.predict(model, frame, text="nothing", progress=False)))
     with pytest.raises(DataError, match=r"input 1: has no columns, .* text = 'other'"):
-        next(iter(bothways.predict(classifier, [("a good film", "it ends")], **named)))
+        next(iter(bothways.predict(model, [("a good film", "it ends")], **named)))
     for function in (bothways.evaluate, bothways.predict):
         with pytest.raises(ConfigError, match="unknown runtime 'jax'"):
-            function(classifier, frame, runtime="jax", **named)
+            function(model, frame, runtime="jax", **named)
     with pytest.raises(DataError, match=r"^Is it good\?: matches no file\n.*load\(MODEL\)"):
-        bothways.predict(classifier, "Is it good?", progress=False)
+        bothways.predict(model, "Is it good?", progress=False)
     frame.to_csv(tmp_path / "rows.csv")
-    first = next(iter(bothways.predict(classifier, tmp_path / "rows.csv", keep="gold", **named)))
+    first = next(iter(bothways.predict(model, tmp_path / "rows.csv", keep="gold", **named)))
     assert first["gold"] == found[0]
 
 
@@ -185,10 +185,10 @@ def test_rows_are_read_by_their_columns(predictors):
         ("embed", {"stripe": 3}, "unknown key 'stripe'"),
     ],
 )
-def test_settings_of_other_tasks_are_named_as_they_were_given(classifier, task, settings, message):
+def test_settings_of_other_tasks_are_named_as_they_were_given(model, task, settings, message):
     (name,) = settings
     with pytest.raises(ConfigError, match=f"^{name}: {message}"):
-        bothways.load(classifier, task, **settings)
+        bothways.load(model, task, **settings)
 
 
 def test_streams_are_lazy(predictors):

@@ -35,41 +35,41 @@ def write_folder(folder: Path, seed: int) -> Path:
     return folder
 
 
-def test_a_folder_is_ranked_as_by_all_cosines(tmp_path, model, capsys):
+def test_a_folder_is_ranked_as_by_all_cosines(tmp_path, masked, capsys):
     folders = [write_folder(tmp_path / "all" / name, seed) for seed, name in enumerate("ab")]
-    done = bothways.evaluate(model, folders[0], progress=False)
-    embedder = bothways.load(model, "embed")
+    done = bothways.evaluate(masked, folders[0], progress=False)
+    embedder = bothways.load(masked, "embed")
     data = read_beir(folders[0])
     cosines = embedder.similarity(list(data.queries.values()), list(data.documents.values()))
     run = evaluation.rank_by_vectors(embedder, data, 100)
     for query, row in zip(data.queries, cosines, strict=True):
         expected = dict(zip(data.documents, row.tolist(), strict=True))
         assert run[query] == pytest.approx(expected, abs=1e-6)
-    run_line("evaluate", model, tmp_path / "all", "--json")
+    run_line("evaluate", masked, tmp_path / "all", "--json")
     tables = json.loads(capsys.readouterr().out)
     assert list(tables) == ["a", "b", "mean"]
     assert tables["a"]["vectors"] == done.metrics
     for metric, value in tables["mean"]["vectors"].items():
         both = [tables[name]["vectors"][metric] for name in "ab"]
         assert value == pytest.approx(np.mean(both))
-    run_line("evaluate", model, tmp_path / "all")
+    run_line("evaluate", masked, tmp_path / "all")
     assert "mean" in capsys.readouterr().out
     for split in ("dev", "train"):
         shutil.copy(folders[0] / "qrels" / "test.tsv", folders[0] / "qrels" / f"{split}.tsv")
-    bothways.evaluate(model, folders[0], progress=(heard := Heard()))
+    bothways.evaluate(masked, folders[0], progress=(heard := Heard()))
     assert "a: of dev, test, train, the grades are of test" in heard.text
     with pytest.raises(ConfigError, match="does nothing with retrieval data"):
-        bothways.evaluate(model, folders[0], text="body", progress=False)
+        bothways.evaluate(masked, folders[0], text="body", progress=False)
 
 
-def test_metrics_of_both_rankings_are_those_of_trec_eval(tmp_path, model):
+def test_metrics_of_both_rankings_are_those_of_trec_eval(tmp_path, masked):
     pytrec_eval = pytest.importorskip("pytrec_eval")
     pytest.importorskip("bm25s")
     folder = write_folder(tmp_path / "data", 3)
-    done = bothways.evaluate(model, folder, progress=False).to_json()["data"]
+    done = bothways.evaluate(masked, folder, progress=False).to_json()["data"]
     data = read_beir(folder)
     runs = {
-        "vectors": evaluation.rank_by_vectors(bothways.load(model, "embed"), data, 100),
+        "vectors": evaluation.rank_by_vectors(bothways.load(masked, "embed"), data, 100),
         "bm25": evaluation.rank_by_words(data, 100),
     }
     measures = {"ndcg_cut.10", "map_cut.10", "recall.10", "recip_rank"}
@@ -87,7 +87,7 @@ def test_metrics_of_both_rankings_are_those_of_trec_eval(tmp_path, model):
             assert done[name][ours] == pytest.approx(mean, abs=1e-6)
 
 
-def test_a_task_of_mteb(tmp_path, model):
+def test_a_task_of_mteb(tmp_path, masked):
     mteb: Any = pytest.importorskip("mteb")
     from datasets import Dataset
     from mteb.abstasks.sts import AbsTaskSTS
@@ -107,9 +107,9 @@ def test_a_task_of_mteb(tmp_path, model):
         def load_data(self, **_: Any) -> None:
             self.dataset, self.data_loaded = {"test": Dataset.from_dict(rows)}, True
 
-    result = mteb.evaluate(MtebEncoder(model), Local(), cache=None)
+    result = mteb.evaluate(MtebEncoder(masked), Local(), cache=None)
     (scores,) = result.task_results[0].scores["test"]
-    embedder = bothways.load(model, "embed")
+    embedder = bothways.load(masked, "embed")
     cosines = np.diag(embedder.similarity(rows["sentence1"], rows["sentence2"]))
     from scipy.stats import spearmanr
 
@@ -117,7 +117,7 @@ def test_a_task_of_mteb(tmp_path, model):
     assert scores["cosine_spearman"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_retrieval_task_of_mteb(tmp_path, model):
+def test_a_retrieval_task_of_mteb(tmp_path, masked):
     """Its nDCG is that of `bothways.evaluate`, with the prompts of queries and documents."""
     mteb: Any = pytest.importorskip("mteb")
     from datasets import Dataset
@@ -149,9 +149,9 @@ def test_a_retrieval_task_of_mteb(tmp_path, model):
             }  # fmt: skip
             self.dataset, self.data_loaded = {"default": {"test": split}}, True
 
-    result = mteb.evaluate(MtebEncoder(model, prompts=prompts), Local(), cache=None)
+    result = mteb.evaluate(MtebEncoder(masked, prompts=prompts), Local(), cache=None)
     (scores,) = result.task_results[0].scores["test"]
-    done = bothways.evaluate(model, folder, progress=False, prompts=prompts).retrieval
+    done = bothways.evaluate(masked, folder, progress=False, prompts=prompts).retrieval
     assert done is not None
     (rankings,) = done.values()
     ours = next(iter(rankings.values()))

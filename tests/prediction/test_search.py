@@ -384,10 +384,10 @@ def test_words_and_fused_ranks_of_a_changed_index(tmp_path):
     assert found(index, "zebra", mode="bm25") == []
 
 
-def test_texts_that_are_cut_are_counted(tmp_path, model):
+def test_texts_that_are_cut_are_counted(tmp_path, masked):
     heard = Heard()
     texts = ["a dog", "a cat " * 200, ""]
-    bothways.build_index(texts, model, tmp_path / "index", progress=heard)
+    bothways.build_index(texts, masked, tmp_path / "index", progress=heard)
     assert "1 of 3 examples (33.3%) was longer than the model reads, and was cut" in heard.text
 
 
@@ -426,14 +426,14 @@ def test_a_graph_finds_what_is_exact(tmp_path, monkeypatch):
         found(Index(index.folder), "text 7")
 
 
-def test_commands_and_functions_give_the_same(tmp_path, model, capsys, monkeypatch):
+def test_commands_and_functions_give_the_same(tmp_path, masked, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"_id": "x", "title": "A", "text": "cat"}, {"id": "y", "text": "the dog"}]
     Path("texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("more.txt").write_text("a cat\nthe bird\n")
     files, prompts = ["texts.jsonl", "more.txt"], {"query": "the ", "passage": "a "}
-    bothways.build_index([Path(file) for file in files], model, "index", prompts=prompts)
-    line = ["index", *files, "--model", model, "--out", "cls", "pooling=cls"]
+    bothways.build_index([Path(file) for file in files], masked, "index", prompts=prompts)
+    line = ["index", *files, "--model", masked, "--out", "cls", "pooling=cls"]
     app(line, result_action="return_value")
     assert Index("cls").record.settings == {"pooling": "cls"}
     app(["index", "more.txt", "--out", "index", "--delete", "y"], result_action="return_value")
@@ -461,25 +461,25 @@ def test_commands_and_functions_give_the_same(tmp_path, model, capsys, monkeypat
     ):
         with pytest.raises(BothwaysError, match=message):
             app(["search", "index", *words], result_action="return_value")
-    embedder = bothways.load(model, "embed")
+    embedder = bothways.load(masked, "embed")
     texts = {"x": "A cat", "more.txt:1": "a cat", "more.txt:2": "the bird"}
     query = embedder.encode("the dog", prompt="the ")
     cosines = embedder.similarity(query, embedder.encode(list(texts.values()), prompt="a "))
     assert max(cosines[0]) == pytest.approx(hits[0].score, abs=1e-5)
     assert hits[0].text == texts[hits[0].id]
-    prompting = bothways.load(model, "embed", prompts=dict(query="the "))
+    prompting = bothways.load(masked, "embed", prompts=dict(query="the "))
     assert bothways.search(index, ["the dog"], 2, model=prompting) == [hits]
 
 
-def test_in_memory_of_an_open_predictor(tmp_path, model):
+def test_in_memory_of_an_open_predictor(tmp_path, masked):
     rows = ["the cat", "a dog", "the bird sings"]
-    embed = bothways.load(model, "embed", pooling="cls", length=12)
+    embed = bothways.load(masked, "embed", pooling="cls", length=12)
     index = bothways.build_index(rows, embed, progress=False)
     hits = index.search("a dog", k=2)
     assert (len(hits), hits[0].text) == (2, "a dog")
     assert index.search(["a dog"], 2) == [hits] == bothways.search(index, ["a dog"], 2)
     assert (index.record.settings, index.record.length) == ({"pooling": "cls"}, 12)
-    made = bothways.build_index(rows, model, tmp_path / "i", pooling="cls", length=12)
+    made = bothways.build_index(rows, masked, tmp_path / "i", pooling="cls", length=12)
     assert made.search("a dog", k=2) == bothways.Index(tmp_path / "i").search("a dog", k=2) == hits
     folder = index.folder
     assert (folder / "index.json").exists()
@@ -489,16 +489,16 @@ def test_in_memory_of_an_open_predictor(tmp_path, model):
     assert not folder.exists()
 
 
-def test_mistakes_with_an_index_in_memory(tmp_path, model, monkeypatch):
+def test_mistakes_with_an_index_in_memory(tmp_path, masked, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    embed = bothways.load(model, "embed")
+    embed = bothways.load(masked, "embed")
     index = bothways.build_index(["the cat"], embed, progress=False)
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: bothways.build_index(["a"], embed, pooling="mean"), "settings"),
-        (lambda: bothways.build_index(["a"], bothways.load(model, "fill")), "model"),
+        (lambda: bothways.build_index(["a"], bothways.load(masked, "fill")), "model"),
         (lambda: bothways.build_index(["a", 5], embed, progress=False), "text 2"),
-        (lambda: index.search("a", model=bothways.load(model, "fill")), "model"),
+        (lambda: index.search("a", model=bothways.load(masked, "fill")), "model"),
         (lambda: index.search("a", k=0), "k"),
         (lambda: bothways.search(index, "a", top=0), "top"),
         (lambda: index.search("a", depth=7), "depth"),
@@ -510,12 +510,12 @@ def test_mistakes_with_an_index_in_memory(tmp_path, model, monkeypatch):
     assert os.listdir(tmp_path / "temporary") == [index.folder.name]  # none is left of the others
 
 
-def test_an_index_belongs_to_its_model(tmp_path, model):
-    made = bothways.build_index(["cat", "dog"], model, tmp_path / "index", progress=False)
+def test_an_index_belongs_to_its_model(tmp_path, masked):
+    made = bothways.build_index(["cat", "dog"], masked, tmp_path / "index", progress=False)
     (tmp_path / "other").mkdir()
     make_masked(tmp_path / "other", seed=8)
     other = str(tmp_path / "other" / "model")
-    moved = shutil.copytree(model, tmp_path / "moved")
+    moved = shutil.copytree(masked, tmp_path / "moved")
     assert bothways.search(made, "cat", model=moved) == bothways.search(made, "cat")
     for call in (
         lambda: bothways.search(made, "cat", model=other),
@@ -525,7 +525,7 @@ def test_an_index_belongs_to_its_model(tmp_path, model):
             call()
     with pytest.raises(ConfigError, match="has its settings already"):
         bothways.build_index(["a"], out=tmp_path / "index", stored="int8", progress=False)
-    bothways.build_index(["a"], model, tmp_path / "bytes", stored="int8", progress=False)
+    bothways.build_index(["a"], masked, tmp_path / "bytes", stored="int8", progress=False)
     with pytest.raises(ConfigError, match="vectors in int8"):
         bothways.build_index(["b"], out=tmp_path / "bytes", stored="fp32", progress=False)
     assert len(bothways.build_index(["b"], out=tmp_path / "bytes", progress=False)) == 2

@@ -25,10 +25,10 @@ from toy_predictors import TASKS
 
 
 @pytest.fixture(scope="module")
-def begun(classifier, tmp_path_factory) -> tuple[BulkRequest, Path]:
+def begun(model, tmp_path_factory) -> tuple[BulkRequest, Path]:
     """A request, and the folder in which it was carried out."""
     folder = tmp_path_factory.mktemp("begun")
-    asked = request(classifier, folder)
+    asked = request(model, folder)
     predict_files(asked, folder / "out")
     return asked, folder / "out"
 
@@ -47,17 +47,17 @@ def check_equal_predictions(row: dict[str, Any], expected: dict[str, Any]) -> No
     assert row["probabilities"] == pytest.approx(expected["probabilities"], abs=2e-6)
 
 
-def test_parts_of_any_kind_of_file_are_what_the_command_prints(classifier, tmp_path, capsys):
+def test_parts_of_any_kind_of_file_are_what_the_command_prints(model, tmp_path, capsys):
     kinds = enumerate((".txt", ".jsonl", ".tsv", ".csv", ".parquet"))
     files = [write_rows(tmp_path / f"rows{kind}", make_rows(23, seed)) for seed, kind in kinds]
     printed = ""
     for file in files:
-        run_line("predict", classifier, file)
+        run_line("predict", model, file)
         printed += capsys.readouterr().out
-    run_line("predict", classifier, *files, "--out", tmp_path / "whole")
+    run_line("predict", model, *files, "--out", tmp_path / "whole")
     assert "115 rows in" in capsys.readouterr().err
     assert b"".join(parts(tmp_path / "whole").values()).decode() == printed
-    run_line("predict", classifier, *files, "--out", tmp_path / "small", "--rows", 7)
+    run_line("predict", model, *files, "--out", tmp_path / "small", "--rows", 7)
     assert [*parts(tmp_path / "small")][3:5] == ["part-00000-00003.jsonl", "part-00001-00000.jsonl"]
     if library.runs_on(torch.device("cpu")):  # batch-invariant: other batches, the same bits
         assert b"".join(parts(tmp_path / "small").values()).decode() == printed
@@ -68,24 +68,24 @@ def test_parts_of_any_kind_of_file_are_what_the_command_prints(classifier, tmp_p
     }  # fmt: skip
 
 
-def test_parquet_keeps_columns_with_their_types(classifier, tmp_path):
+def test_parquet_keeps_columns_with_their_types(model, tmp_path):
     file, out = write_rows(tmp_path / "rows.parquet", make_rows(23)), tmp_path / "out"
-    run_line("predict", classifier, file, "--out", out, "--keep", "id=key", "--keep", "source", "--rows", 9)  # fmt: skip
+    run_line("predict", model, file, "--out", out, "--keep", "id=key", "--keep", "source", "--rows", 9)  # fmt: skip
     table = dataset.dataset(out, format="parquet").to_table()
     assert table.schema.field("key").type == pyarrow.int64()
     assert table["key"].to_pylist() == list(range(23))
     assert table["source"].to_pylist()[:4] == ["s0", None, None, "s3"]
-    run_line("predict", classifier, file, "--out", tmp_path / "json", "--format", "jsonl")
+    run_line("predict", model, file, "--out", tmp_path / "json", "--format", "jsonl")
     rows = table.select(["label", "probabilities"]).to_pylist()
     for row, expected in zip(rows, lines(tmp_path / "json"), strict=True):
         check_equal_predictions({**row, "probabilities": dict(row["probabilities"])}, expected)
 
 
-def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(classifier, tmp_path):
+def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(model, tmp_path):
     rows = make_rows(12)
     rows[10]["id"], rows[11]["source"] = "not a number", "\ud800"  # half of a surrogate pair
     file = write_rows(tmp_path / "rows.jsonl", rows)
-    words = ("predict", classifier, file, "--keep", "id", "--format", "parquet", "--rows", 5)
+    words = ("predict", model, file, "--keep", "id", "--format", "parquet", "--rows", 5)
     words += ("--keep", "source")
     message = r"rows\.jsonl:11: 'id' is 'not a number', not of the type int64"
     with pytest.raises(DataError, match=message):
@@ -95,7 +95,7 @@ def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(classifier
     rejected = (tmp_path / "out" / REJECTS / "00000-00002.jsonl").read_text().splitlines()
     assert [json.loads(row)["where"] for row in rejected] == [f"{file}:11", f"{file}:12"]
     rows[0]["id"] = "\ud800"
-    words = ("predict", classifier, write_rows(tmp_path / "other.jsonl", rows), *words[3:])
+    words = ("predict", model, write_rows(tmp_path / "other.jsonl", rows), *words[3:])
     with pytest.raises(DataError, match="the values of 'id' have no type of Parquet in common"):
         run_line(*words, "--out", tmp_path / "other")
 
@@ -171,9 +171,9 @@ def replacing(file: Path, content: bytes) -> Acting:
     return Acting(act)
 
 
-def request(classifier: str, tmp_path: Path, **changes: Any) -> BulkRequest:
+def request(model: str, tmp_path: Path, **changes: Any) -> BulkRequest:
     files = tuple(write_rows(tmp_path / f"{seed}.jsonl", make_rows(20, seed)) for seed in (1, 2))
-    return replace(BulkRequest(classifier, files, rows=4, keep=("id",)), **changes)
+    return replace(BulkRequest(model, files, rows=4, keep=("id",)), **changes)
 
 
 def stamps(out: Path) -> dict[str, int]:
@@ -194,8 +194,8 @@ def test_an_interrupted_run_continues_where_it_stopped(begun, tmp_path, at):
     assert predict_files(asked, out).again == 10
 
 
-def test_only_what_changed_is_computed_again(classifier, tmp_path):
-    asked, out = request(classifier, tmp_path), tmp_path / "out"
+def test_only_what_changed_is_computed_again(model, tmp_path):
+    asked, out = request(model, tmp_path), tmp_path / "out"
     predict_files(asked, out)
     before = stamps(out)
     (out / "part-00000-00003.jsonl").write_bytes(b"half a")  # without its end
@@ -213,8 +213,8 @@ def test_only_what_changed_is_computed_again(classifier, tmp_path):
     assert parts(out) == parts(tmp_path / "fresh")
 
 
-def test_progress_is_in_bytes_of_the_input_and_ends_with_all_of_them(classifier, tmp_path):
-    asked, heard = request(classifier, tmp_path), Heard()
+def test_progress_is_in_bytes_of_the_input_and_ends_with_all_of_them(model, tmp_path):
+    asked, heard = request(model, tmp_path), Heard()
     predict_files(asked, tmp_path / "out", progress=heard)
     [(name, total, done)] = heard.stages
     assert (name, total) == ("predicting", sum(Path(file).stat().st_size for file in asked.files))
@@ -226,10 +226,10 @@ def test_progress_is_in_bytes_of_the_input_and_ends_with_all_of_them(classifier,
 BROKEN = '{"id": 1, "text": "fine"}\n{"id": 2, "text"\n{"id": 3}\n{"id": 4, "text": 5}\n{"id": 5, "text": "good"}\n'
 
 
-def test_a_broken_row_ends_the_work_with_its_line(classifier, tmp_path):
+def test_a_broken_row_ends_the_work_with_its_line(model, tmp_path):
     good = write_rows(tmp_path / "good.jsonl", make_rows(6))
     (tmp_path / "bad.jsonl").write_text(BROKEN)
-    asked = BulkRequest(classifier, (good, str(tmp_path / "bad.jsonl")), rows=4)
+    asked = BulkRequest(model, (good, str(tmp_path / "bad.jsonl")), rows=4)
     with pytest.raises(DataError, match=r"bad\.jsonl:2: "):
         predict_files(asked, tmp_path / "out")
     assert [*parts(tmp_path / "out")] == ["part-00000-00000.jsonl", "part-00000-00001.jsonl"]
@@ -237,10 +237,10 @@ def test_a_broken_row_ends_the_work_with_its_line(classifier, tmp_path):
     assert predict_files(asked, tmp_path / "out").again == 2
 
 
-def test_broken_rows_can_be_put_aside(classifier, tmp_path):
+def test_broken_rows_can_be_put_aside(model, tmp_path):
     file, out = tmp_path / "bad.jsonl", tmp_path / "out"
     file.write_text(BROKEN)
-    asked = BulkRequest(classifier, (str(file),), rows=1, keep=("id",), rejects=True)
+    asked = BulkRequest(model, (str(file),), rows=1, keep=("id",), rejects=True)
     done = predict_files(asked, out)
     assert (done.rows, done.rejected) == (2, 3)
     assert [row["id"] for row in lines(out)] == [1, 5]
@@ -260,7 +260,7 @@ def test_a_row_that_cannot_be_encoded_is_put_aside(folder, tmp_path):
     assert (done.rows, done.rejected) == (2, 1)
 
 
-def test_empty_files_have_no_parts(classifier, tmp_path):
+def test_empty_files_have_no_parts(model, tmp_path):
     (tmp_path / "none.jsonl").touch()
     schema = pyarrow.schema([("text", pyarrow.string())])
     parquet.write_table(schema.empty_table(), tmp_path / "none.parquet")
@@ -268,24 +268,24 @@ def test_empty_files_have_no_parts(classifier, tmp_path):
         *map(str, sorted(tmp_path.glob("none.*"))),
         write_rows(tmp_path / "a.txt", make_rows(3)),
     ]
-    assert predict_files(BulkRequest(classifier, tuple(files)), tmp_path / "out").rows == 3
+    assert predict_files(BulkRequest(model, tuple(files)), tmp_path / "out").rows == 3
     assert [*parts(tmp_path / "out")] == ["part-00002-00000.jsonl"]
     assert len([*(tmp_path / "out" / FILES).iterdir()]) == 3
 
 
-def test_the_first_file_may_be_empty_where_columns_are_kept(classifier, tmp_path):
+def test_the_first_file_may_be_empty_where_columns_are_kept(model, tmp_path):
     (tmp_path / "a.jsonl").touch()
     rows = write_rows(tmp_path / "b.jsonl", make_rows(5))
     empty = parquet.read_schema(write_rows(tmp_path / "d.parquet", make_rows(5))).empty_table()
     parquet.write_table(empty.drop_columns("id"), tmp_path / "c.parquet")
     for files in ((str(tmp_path / "a.jsonl"), rows), (str(tmp_path / "c.parquet"), rows)):
         out = tmp_path / f"out-{Path(files[0]).suffix[1:]}"
-        predict_files(BulkRequest(classifier, files, keep=("id",), form="parquet"), out)
+        predict_files(BulkRequest(model, files, keep=("id",), form="parquet"), out)
         assert dataset.dataset(out, format="parquet").to_table()["id"].to_pylist() == [*range(5)]
 
 
-def test_a_file_that_changes_while_it_is_read_is_read_again(classifier, tmp_path):
-    asked, out = request(classifier, tmp_path), tmp_path / "out"
+def test_a_file_that_changes_while_it_is_read_is_read_again(model, tmp_path):
+    asked, out = request(model, tmp_path), tmp_path / "out"
     other = Path(write_rows(tmp_path / "other.jsonl", make_rows(20, 3))).read_bytes()
     predict_files(asked, out, progress=replacing(tmp_path / "1.jsonl", other))
     assert lines(out)[0]["id"] == 1000
@@ -293,9 +293,9 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(classifier, tmp_path
     assert [row["id"] for row in lines(out)] == [*range(3000, 3020), *range(2000, 2020)]
 
 
-def test_a_file_that_is_written_to_while_it_is_read_is_one_message(classifier, tmp_path):
+def test_a_file_that_is_written_to_while_it_is_read_is_one_message(model, tmp_path):
     """The predictions were those of rows of both, and complete."""
-    asked, out = request(classifier, tmp_path), tmp_path / "out"
+    asked, out = request(model, tmp_path), tmp_path / "out"
     other = (tmp_path / "1.jsonl").read_bytes().replace(b'"id": 10', b'"id": 30')
     writing = Acting(lambda _: (tmp_path / "1.jsonl").write_bytes(other))
     with pytest.raises(DataError, match="has changed while it was read\n  Run the same") as caught:
@@ -306,8 +306,8 @@ def test_a_file_that_is_written_to_while_it_is_read_is_one_message(classifier, t
     assert [row["id"] for row in lines(out)] == [*range(3000, 3020), *range(2000, 2020)]
 
 
-def test_output_that_changes_is_not_complete_until_the_end(classifier, tmp_path):
-    asked, out = request(classifier, tmp_path), tmp_path / "out"
+def test_output_that_changes_is_not_complete_until_the_end(model, tmp_path):
+    asked, out = request(model, tmp_path), tmp_path / "out"
     predict_files(asked, out)
     write_rows(tmp_path / "1.jsonl", make_rows(6, 3))
     (out / "_parts" / "00000-00002.json").unlink()  # as a kill between a part and its marker does
@@ -319,11 +319,9 @@ def test_output_that_changes_is_not_complete_until_the_end(classifier, tmp_path)
     assert [row["id"] for row in lines(out)] == [*range(3000, 3006), *range(2000, 2020)]
 
 
-def test_parts_of_a_changed_file_that_were_at_work_are_computed_again(
-    classifier, tmp_path, monkeypatch
-):
+def test_parts_of_a_changed_file_that_were_at_work_are_computed_again(model, tmp_path, monkeypatch):
     """The file was read to its end and noted before its parts were written."""
-    asked, out = request(classifier, tmp_path), tmp_path / "out"
+    asked, out = request(model, tmp_path), tmp_path / "out"
     predict_files(asked, out)
     write_rows(tmp_path / "2.jsonl", make_rows(20, 3))
 
@@ -340,26 +338,23 @@ def test_parts_of_a_changed_file_that_were_at_work_are_computed_again(
     assert [row["id"] for row in lines(out)] == [*range(1000, 1020), *range(3000, 3020)]
 
 
-def test_a_refused_job_leaves_nothing_behind(classifier, tmp_path, monkeypatch):
+def test_a_refused_job_leaves_nothing_behind(model, tmp_path, monkeypatch):
     def killed(*_: object) -> None:
         raise ResourceError("a worker process was killed (signal 9)")
 
     monkeypatch.setattr(run, "map_in_order", killed)
     with pytest.raises(ResourceError, match="was killed"):
-        predict_files(request(classifier, tmp_path), tmp_path / "out", processes=2)
+        predict_files(request(model, tmp_path), tmp_path / "out", processes=2)
     assert not (tmp_path / "out").exists()
 
 
-def test_types_of_an_earlier_call_stay(classifier, tmp_path):
+def test_types_of_an_earlier_call_stay(model, tmp_path):
     """The rows that come after a finished file have whole numbers, its own have others."""
     rows = make_rows(8)
     for row in rows[:4]:
         row["id"] = 0.5
     files = [write_rows(tmp_path / f"{n}.jsonl", rows[n : n + 4]) for n in (0, 4)]
-    asked, out = (
-        BulkRequest(classifier, tuple(files), keep=("id",), form="parquet"),
-        tmp_path / "out",
-    )
+    asked, out = BulkRequest(model, tuple(files), keep=("id",), form="parquet"), tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         predict_files(asked, out, progress=interrupting(3))
     assert predict_files(asked, out).again == 1
@@ -375,13 +370,13 @@ def test_vectors_of_other_types_continue(folder, tmp_path):
     assert predict_files(asked, tmp_path / "out").again == 10
 
 
-def test_a_data_set_of_the_hub_is_read_in_one_revision(classifier, tmp_path):
+def test_a_data_set_of_the_hub_is_read_in_one_revision(model, tmp_path):
     pytest.importorskip("datasets", reason="needs the extra 'data'")
     data, out, heard = tmp_path / "texts", tmp_path / "out", Heard()
     data.mkdir()
     file, name = data / "train.jsonl", f"hub:{data}"
     write_rows(file, make_rows(9))
-    asked = BulkRequest(classifier, (name,), rows=2, keep=("id",))
+    asked = BulkRequest(model, (name,), rows=2, keep=("id",))
     with pytest.raises(KeyboardInterrupt):
         predict_files(asked, out, progress=interrupting(5))
     before = parts(out)
@@ -399,7 +394,7 @@ def test_a_data_set_of_the_hub_is_read_in_one_revision(classifier, tmp_path):
     assert [row["id"] for row in lines(out)] == [*range(9)]
 
 
-def test_a_data_set_that_changes_before_it_is_read_ends_the_work(classifier, tmp_path):
+def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path):
     pytest.importorskip("datasets", reason="needs the extra 'data'")
     data = tmp_path / "texts"
     data.mkdir()
@@ -408,7 +403,7 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(classifier, tmp
     rows = write_rows(tmp_path / "b.jsonl", make_rows(9, 1))
     changing = replacing(data / "train.jsonl", Path(rows).read_bytes())
     with pytest.raises(DataError, match=r"texts: has changed since .*\n  Delete .*_files to begin"):
-        predict_files(BulkRequest(classifier, files), tmp_path / "out", progress=changing)
+        predict_files(BulkRequest(model, files), tmp_path / "out", progress=changing)
 
 
 @pytest.mark.parametrize(
@@ -450,8 +445,8 @@ def test_another_model_of_the_same_name_does_not_continue(tmp_path):
         predict_files(asked, tmp_path / "out")
 
 
-def test_a_folder_with_other_files_is_left_alone(classifier, tmp_path):
-    asked, out = request(classifier, tmp_path), tmp_path / "out"
+def test_a_folder_with_other_files_is_left_alone(model, tmp_path):
+    asked, out = request(model, tmp_path), tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").write_text("precious\n")
     with pytest.raises(ResourceError, match=r"out: holds other files, such as 'thesis\.txt'"):
@@ -461,7 +456,7 @@ def test_a_folder_with_other_files_is_left_alone(classifier, tmp_path):
     assert [file.name for file in out.iterdir() if file.name != ".lock"] == ["thesis.txt"]
 
 
-def test_options_of_parts_need_a_folder(classifier, tmp_path):
+def test_options_of_parts_need_a_folder(model, tmp_path):
     files = [write_rows(tmp_path / f"{seed}.txt", make_rows(2, seed)) for seed in (1, 2)]
     for words, message in (
         (files, "files: there are 2 files, and one is read"),
@@ -470,6 +465,6 @@ def test_options_of_parts_need_a_folder(classifier, tmp_path):
         ((files[0], "--out", tmp_path, "--window", 5), "window: is for predictions that are print"),
     ):
         with pytest.raises(ConfigError, match=message):
-            run_line("predict", classifier, *words)
+            run_line("predict", model, *words)
     with pytest.raises(ConfigError, match="processes: must be at least 1"):
-        predict_files(request(classifier, tmp_path), tmp_path / "out", processes=0)
+        predict_files(request(model, tmp_path), tmp_path / "out", processes=0)

@@ -39,10 +39,10 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_standard_output_keeps_columns_in_order(classifier, table, capsys):
-    run_line("predict", classifier, table)
+def test_standard_output_keeps_columns_in_order(model, table, capsys):
+    run_line("predict", model, table)
     plain = printed(capsys)
-    run_line("predict", classifier, table, "--keep", "id", "--keep", "text=body", "--window", "5")
+    run_line("predict", model, table, "--keep", "id", "--keep", "text=body", "--window", "5")
     kept = printed(capsys)
     assert [row.pop("id") for row in kept] == [f"k{n}" for n in range(12)]
     assert kept[2].pop("body") == "two\nlines"
@@ -50,12 +50,10 @@ def test_standard_output_keeps_columns_in_order(classifier, table, capsys):
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.tsv", "out.parquet"])
-def test_a_file_has_the_rows_of_standard_output(name, classifier, table, capsys):
-    run_line("predict", classifier, table, "--keep", "text", "--keep", "id")
+def test_a_file_has_the_rows_of_standard_output(name, model, table, capsys):
+    run_line("predict", model, table, "--keep", "text", "--keep", "id")
     expected, out = printed(capsys), table.with_name(name)
-    run_line(
-        "predict", classifier, table, "--out", out, "--keep", "text", "--keep", "id", "--rows", "5"
-    )
+    run_line("predict", model, table, "--out", out, "--keep", "text", "--keep", "id", "--rows", "5")
     assert capsys.readouterr().out == ""
     assert [file.name for file in sorted(table.parent.glob("*out*"))] == [name]
     assert not run.parts_folder(out).exists()
@@ -81,8 +79,8 @@ def test_a_file_has_the_rows_of_standard_output(name, classifier, table, capsys)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_an_interrupted_file_is_absent_and_continues(suffix, classifier, table, monkeypatch):
-    request = BulkRequest(classifier, (str(table),), keep=("id",), rows=4)
+def test_an_interrupted_file_is_absent_and_continues(suffix, model, table, monkeypatch):
+    request = BulkRequest(model, (str(table),), keep=("id",), rows=4)
     whole, out = table.with_name(f"whole{suffix}"), table.with_name(f"out{suffix}")
     predict_files(request, whole)
     take, taken = run._BulkRun.take, []
@@ -112,22 +110,20 @@ def test_parts_are_in_order_beyond_five_digits(tmp_path):
     assert (tmp_path / "out.jsonl").read_text().split() == [*map(str, numbers)]
 
 
-def test_rejected_rows_are_in_a_file_beside_it(classifier, tmp_path):
+def test_rejected_rows_are_in_a_file_beside_it(model, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": 1, "text": "a good film"}\n{"id": 2, "text": 3}\n')
     out = tmp_path / "out.jsonl"
     with pytest.raises(DataError):
-        predict_files(BulkRequest(classifier, (str(rows),), keep=("id",)), out)
+        predict_files(BulkRequest(model, (str(rows),), keep=("id",)), out)
     assert not out.exists()
-    run_line(
-        "predict", classifier, rows, "--keep", "id", "--rejects", "--out", tmp_path / "b.jsonl"
-    )
+    run_line("predict", model, rows, "--keep", "id", "--rejects", "--out", tmp_path / "b.jsonl")
     [row] = (tmp_path / "b.jsonl").read_text().splitlines()
     assert json.loads(row)["id"] == 1
     [rejected] = run.rejects_file(tmp_path / "b.jsonl").read_text().splitlines()
     assert json.loads(rejected)["where"].endswith("rows.jsonl:2")
     # Work that such a row has stopped goes on with rejects.
-    request = BulkRequest(classifier, (str(rows),), keep=("id",), rows=1)
+    request = BulkRequest(model, (str(rows),), keep=("id",), rows=1)
     with pytest.raises(DataError):
         predict_files(request, out)
     done = predict_files(replace(request, rejects=True), out)
@@ -135,13 +131,13 @@ def test_rejected_rows_are_in_a_file_beside_it(classifier, tmp_path):
     assert out.read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
-def test_a_pipe_is_read_once(classifier, tmp_path):
+def test_a_pipe_is_read_once(model, tmp_path):
     """Its parts cannot be continued, and its rows have the types of the first of them."""
     rows = [json.dumps(row) for row in make_rows(9)]
     (tmp_path / "files").mkdir()
 
     def predict(name: str) -> Run:
-        words = ["predict", str(classifier), "-", "--text", "text", "--keep", "id", "--rows", "4"]
+        words = ["predict", str(model), "-", "--text", "text", "--keep", "id", "--rows", "4"]
         words += ["--out", str(tmp_path / "files" / name)]
         return run_command(words, tmp_path / "printed", terminal=False, stdin="\n".join(rows))
 
@@ -155,8 +151,8 @@ def test_a_pipe_is_read_once(classifier, tmp_path):
     assert [file.name for file in (tmp_path / "files").iterdir()] == ["out.parquet"]
 
 
-def test_a_pipe_is_read_after_a_run_that_was_killed(classifier, tmp_path, monkeypatch):
-    line = f"bothways predict {classifier} - --keep text --out {tmp_path / 'out.jsonl'}"
+def test_a_pipe_is_read_after_a_run_that_was_killed(model, tmp_path, monkeypatch):
+    line = f"bothways predict {model} - --keep text --out {tmp_path / 'out.jsonl'}"
     with monkeypatch.context() as killed:
         killed.setattr(run, "join_parts", lambda *given, **options: 1 / 0)
         killed.setattr(run.shutil, "rmtree", lambda *given, **options: None)
@@ -167,22 +163,22 @@ def test_a_pipe_is_read_after_a_run_that_was_killed(classifier, tmp_path, monkey
     assert json.loads(row)["text"] == "a play"
 
 
-def test_names_that_cannot_be_written_are_refused(classifier, table):
+def test_names_that_cannot_be_written_are_refused(model, table):
     for words, where in (
         (["--out", "x.json"], "out"),
         (["--out", "x.csv", "--format", "parquet"], "format"),
         (["--keep", "label", "--keep", "text=label"], "keep"),
     ):
         with pytest.raises(ConfigError) as refused:
-            run_line("predict", classifier, table, *words)
+            run_line("predict", model, table, *words)
         assert refused.value.where == where
     before = table.read_bytes()
     with pytest.raises(ResourceError, match="the output is also an input"):
-        run_line("predict", classifier, table, "--out", table)
+        run_line("predict", model, table, "--out", table)
     assert table.read_bytes() == before
     rejects = table.rename(table.with_name("x.csv.rejects.jsonl"))
     with pytest.raises(ResourceError, match="the output is also an input"):
-        run_line("predict", classifier, rejects, "--out", table.with_name("x.csv"))
+        run_line("predict", model, rejects, "--out", table.with_name("x.csv"))
     assert rejects.read_bytes() == before
 
 
@@ -200,21 +196,12 @@ def wait_for(out: Path, parts: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_killed_workers_and_a_killed_run_lose_and_repeat_nothing(classifier, tmp_path):
+def test_killed_workers_and_a_killed_run_lose_and_repeat_nothing(model, tmp_path):
     file = write_rows(tmp_path / "rows.jsonl", make_rows(2 * PARTS_OF_ALL))
-    asked = BulkRequest(classifier, (file,), rows=2, keep=("id",))
+    asked = BulkRequest(model, (file,), rows=2, keep=("id",))
     predict_files(asked, tmp_path / "reference")
     out = tmp_path / "out"
-    words = [
-        "predict",
-        classifier,
-        file,
-        "--out",
-        str(out),
-        "--rows=2",
-        "--keep=id",
-        "--processes=2",
-    ]
+    words = ["predict", model, file, f"--out={out}", "--rows=2", "--keep=id", "--processes=2"]
     process = subprocess.Popen([sys.executable, "-m", "bothways", *words])
     try:
         wait_for(out, 1, process)
