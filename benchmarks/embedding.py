@@ -52,6 +52,7 @@ from bothways.core.runtime.process import tune_allocator
 from bothways.lab import quickstart
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model
+from bothways.prediction.session_model import openvino_core
 from bothways.tasks.base import TaskModel
 from bothways.tasks.text_task import TextExample
 from bothways.training.step_cost import forward_flops
@@ -149,14 +150,13 @@ def with_session(file: str, folder: str, threads: int) -> Embed:
 
 def with_openvino(folder: str, threads: int, precision: str = "f32") -> Embed:
     """Return the exported model in openvino, compiled for one precision."""
-    import openvino
-
+    core = openvino_core()
     settings = {
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": precision,
         "PERFORMANCE_HINT": "LATENCY",
     }
-    model = openvino.Core().compile_model(openvino.convert_model(exported(folder)), "CPU", settings)
+    model = core.compile_model(core.read_model(exported(folder)), "CPU", settings)
     return sorted_batches(folder, lambda inputs: model(inputs)[0])
 
 

@@ -57,6 +57,7 @@ def test_answers_that_do_not_fit_are_refused(predictors):
     with pytest.raises(DataError) as short:
         classify.score(TEXTS, [classify.classes_[0]])
     assert short.value.where == "answers"
+    assert short.value.what == f"1 answer for {len(TEXTS)} inputs"
     with pytest.raises(BothwaysError):
         classify.evaluate(TEXTS, ["no such label"] * 3)
 

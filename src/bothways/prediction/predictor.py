@@ -539,7 +539,8 @@ class Predictor:
         items = [inputs] if _is_one(inputs) else [*given_rows(inputs, "inputs")]
         values = [answers] if _is_one(inputs) else [*given_rows(answers, "answers")]
         if len(items) != len(values):
-            message = f"there are {quantity(len(values), 'answer(s)')} for {len(items):,} inputs"
+            count = quantity(len(items), "input(s)")
+            message = f"{quantity(len(values), 'answer(s)')} for {count}"
             raise DataError(message, where="answers", fix="Give one for each input.")
         examples = (read_input(self.task_model, item, n) for n, item in enumerate(items, 1))
         answered = zip(examples, map(plain_value, values), strict=True)
