@@ -200,7 +200,7 @@ def test_adding_a_microbatch_fetches_nothing_from_the_device():
     """A tensor on the meta device has no values: whatever looked at one would fail."""
     meter = Meter(SINGLE)
     meter.add({"masked": 1.0}, {"masked": Loss(torch.empty((), device="meta"))})
-    meter.close(RunState(steps=1), torch.empty((), device="meta"), 0.1)
+    meter.close(RunState(steps=1), torch.empty((), device="meta"), 0.1, 0.0, 0)
     assert meter.pending
 
 

@@ -101,9 +101,10 @@ class Loop:
                 weights = [training_module.weights(batch) for batch in step.microbatches]
                 work_seconds = time.perf_counter() - begin
                 watchdog.note("waiting for the other ranks", state.steps + 1)
-                agreed = sum_over_ranks(
-                    plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0}
-                )
+                # All microbatches have the same losses.
+                sums = {name: sum(weight[name] for weight in weights) for name in weights[0]}
+                now = clock() if is_main(plan) else 0.0
+                agreed = sum_over_ranks(plan, {**sums, _STOP: stop, _CLOCK: now})
                 state = dataclasses.replace(state, seconds=agreed[_CLOCK])
                 if agreed[_STOP] or state.share(until) >= 1:
                     break
@@ -127,9 +128,8 @@ class Loop:
                 # A process alone counts what the step asks for, without what pads its batch.
                 tokens = sum(batch.layout.tokens for batch in step.microbatches)
                 tokens = step.tokens if plan.world == 1 else tokens
-                meter.add_work(work_seconds, tokens)
                 state = state.after(step)
-                meter.close(state, norm, rate)
+                meter.close(state, norm, rate, work_seconds, tokens)
                 watchdog.note("resting", state.steps)
                 stop = self.on_step(state, meter)
                 watchdog.note("reading its batch", state.steps + 1)
@@ -229,15 +229,6 @@ def loss_factors(
     A loss without any weight in the step is 0/1, and its parameters still get a gradient of 0.
     """
     return {name: coefficients.get(name, 1.0) / (weights[name] or 1.0) for name in names}
-
-
-def _sum(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the weight of each loss over a rank's microbatches."""
-    result: dict[str, float] = {}
-    for weight in weights:
-        for name, value in weight.items():
-            result[name] = result.get(name, 0.0) + value
-    return result
 
 
 def clock_from(elapsed: float) -> Callable[[], float]:

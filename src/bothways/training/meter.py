@@ -91,7 +91,13 @@ class Meter:
 
     def add(self, weights: Mapping[str, float], losses: Mapping[str, Loss]) -> None:
         """Add one microbatch of this rank: its losses with their weights."""
-        sums = torch.stack([_sums(losses[name]) for name in sorted(weights)])
+        # Total and hits of each loss; NaN for the hits of one that counts none.
+        rows = []
+        for loss in (losses[name] for name in sorted(weights)):
+            total = loss.total.detach().double()
+            hits = torch.full_like(total, math.nan) if loss.hits is None else loss.hits.detach()
+            rows.append(torch.stack([total, hits.double()]))
+        sums = torch.stack(rows)
         self._sums = sums if self._sums is None else self._sums + sums
         for name in weights:
             for kind, count in losses[name].counts.items():
@@ -100,13 +106,14 @@ class Meter:
             name: self._weights.get(name, 0.0) + weight for name, weight in weights.items()
         }
 
-    def add_work(self, seconds: float, tokens: int) -> None:
-        """Add the seconds that this rank has worked by itself in a step, and the tokens it read."""
+    def close(
+        self, progress: RunState, norm: Float[Tensor, ""], rate: float, seconds: float, tokens: int
+    ) -> None:
+        """End a step: the progress after it, its gradient norm on the device, its learning rate,
+        the seconds that this rank has worked by itself, and the tokens that it has read.
+        """
         self._seconds += seconds
         self._tokens += tokens
-
-    def close(self, progress: RunState, norm: Float[Tensor, ""], rate: float) -> None:
-        """End a step: the progress after it, its gradient norm on the device, its learning rate."""
         assert self._sums is not None, "a step has at least one microbatch"
         values = torch.cat([self._sums[:, 0], norm.detach().double()[None]])
         broken = torch.full_like(values, math.inf) if self._broken is None else self._broken
@@ -123,21 +130,14 @@ class Meter:
         """
         assert self._broken is not None, "a step was added since the last reading"
         _check([*sorted(self._weights), None], all_gather(self._plan, self._broken.cpu()).tolist())
-        progress, norm, rate = self._progress, self._norm.item(), self._rate
-        return StepReport(progress, self.scores(), norm, rate, self._read_pace())
-
-    def _read_pace(self) -> dict[str, float]:
-        """Return the work of all ranks since the last reading, and start again."""
-        local = torch.tensor([self._seconds, self._tokens], dtype=torch.float64)
+        pace = dict[str, float]()
+        if self._plan.world > 1:
+            work = torch.tensor([self._seconds, self._tokens], dtype=torch.float64)
+            for rank, (seconds, tokens) in enumerate(all_gather(self._plan, work).tolist()):
+                pace |= {f"rank/{rank}/seconds": seconds, f"rank/{rank}/tokens": tokens}
         self._seconds, self._tokens = 0.0, 0
-        if self._plan.world == 1:
-            return {}
-        table = all_gather(self._plan, local).tolist()
-        return {
-            f"rank/{rank}/{name}": value
-            for rank, row in enumerate(table)
-            for name, value in zip(("seconds", "tokens"), row, strict=True)
-        }
+        progress, norm, rate = self._progress, self._norm.item(), self._rate
+        return StepReport(progress, self.scores(), norm, rate, pace)
 
     def scores(self) -> EvaluationScores:
         """Return mean losses and accuracies since the last reading, and start again."""
@@ -162,14 +162,6 @@ class Meter:
             if weight[name]
         }
         return EvaluationScores(losses, accuracies, rates)
-
-
-def _sums(loss: Loss) -> Float[Tensor, " sums"]:
-    """Return total and hits; NaN for the hits of a loss that has none."""
-    loss_total = loss.total.detach().double()
-    if loss.hits is None:
-        return torch.stack([loss_total, torch.full_like(loss_total, math.nan)])
-    return torch.stack([loss_total, loss.hits.detach().double()])
 
 
 def _check(names: list[str | None], ranks: list[list[float]]) -> None:
