@@ -81,10 +81,6 @@ class Best:
     metric: str
     direction: Literal["lowest", "highest"]
 
-    def prefers(self, new: float | int, old: float | int) -> bool:
-        """Return True if the value `new` is better than `old`."""
-        return self.rank(new) < self.rank(old)
-
     def rank(self, value: float | int) -> tuple[bool, float | int]:
         """Return the sort key of a value, the best first; NaN is worse than any number."""
         return math.isnan(value), -value if self.direction == "highest" else value
@@ -289,13 +285,13 @@ class RunSession:
     """The receivers of a session of training: all of them, on the main rank.
 
     Attributes:
+        signals: those that end it after a step, as they come.
         trackers: receive the records.
-        is_interrupted: whether a signal has come.
         note_step: records the rate before a step, for a repeat.
     """
 
+    signals: Sequence[signal.Signals] = ()
     trackers: Sequence[trackers.Tracker] = ()
-    is_interrupted: Callable[[], bool] = lambda: False
     note_step: Callable[[RunState, float], object] = lambda state, rate: None
 
 
@@ -387,23 +383,19 @@ class FolderStore:
         """Open the trackers and the record of steps; signals end the session."""
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(catch_signals())
-            session = RunSession(is_interrupted=lambda: bool(signals))
-            if is_main(plan):
-                folder, step = self.folder, state.steps
-                record = StepRecord(folder, step, plan.world)
-                stack.enter_context(contextlib.closing(record))
-                receivers: list[trackers.Tracker] = [
-                    trackers.JsonLines(folder / "metrics.jsonl", step)
-                ]
-                if errors.installed("tensorboard"):
-                    receivers.append(trackers.TensorBoard(folder / "tensorboard", step))
-                if hosted:
-                    settings = flatten(dict(self.config))
-                    receivers.append(trackers.WeightsAndBiases(folder, settings))
-                for tracker in receivers:
-                    stack.enter_context(contextlib.closing(tracker))
-                session = RunSession(receivers, session.is_interrupted, record.note)
-            yield session
+            if not is_main(plan):
+                yield RunSession(signals)
+                return
+            folder, step = self.folder, state.steps
+            record = stack.enter_context(contextlib.closing(StepRecord(folder, step, plan.world)))
+            receivers: list[trackers.Tracker] = [trackers.JsonLines(folder / "metrics.jsonl", step)]
+            if errors.installed("tensorboard"):
+                receivers.append(trackers.TensorBoard(folder / "tensorboard", step))
+            if hosted:
+                receivers.append(trackers.WeightsAndBiases(folder, flatten(dict(self.config))))
+            for tracker in receivers:
+                stack.enter_context(contextlib.closing(tracker))
+            yield RunSession(signals, receivers, record.note)
 
 
 @dataclass

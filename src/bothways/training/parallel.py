@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 import bothways
@@ -131,7 +132,7 @@ def _store(rank: int, world: int) -> Any:
     rank still reads the first.
     """
     store, _, _ = next(rendezvous("env://", rank, world))
-    return _below(start_name(store, rank, world), store)
+    return PrefixStore(start_name(store, rank, world), store)
 
 
 def start_name(store: Any, rank: int, world: int) -> str:
@@ -170,10 +171,6 @@ def _pause(deadline: float, awaited: str) -> None:
     time.sleep(0.05)
 
 
-def _below(name: str, store: Any) -> Any:
-    return torch.distributed.PrefixStore(name, store)  # type: ignore[attr-defined]
-
-
 @contextlib.contextmanager
 def connected(
     plan: Plan, device: torch.device, patience: timedelta | None = None
@@ -188,7 +185,7 @@ def connected(
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     # The store outlives a group, too.
-    group_store = _below(f"run {next(_RUNS)}", _store(plan.rank, plan.world))
+    group_store = PrefixStore(f"run {next(_RUNS)}", _store(plan.rank, plan.world))
     torch.distributed.init_process_group(
         backend, timeout=patience, store=group_store, rank=plan.rank, world_size=plan.world
     )

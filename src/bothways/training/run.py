@@ -221,7 +221,7 @@ class EarlyStopping:
         """Count an evaluation; NaN is not an improvement."""
         if self._patience is not None and self._best is not None:
             value = metrics[self._best.metric]
-            if self._best.prefers(value, self._value):
+            if self._best.rank(value) < self._best.rank(self._value):
                 self._value, self._waited = value, 0
             else:
                 self._waited += 1
@@ -400,7 +400,7 @@ class TrainingRun:
             self._evaluate(state)
         if saving:
             self._save(state)
-        return self._session.is_interrupted() or self._stopping.over
+        return bool(self._session.signals) or self._stopping.over
 
     def _report(self, report: meters.StepReport) -> None:
         """Write the record of the steps since the last one."""
