@@ -293,7 +293,11 @@ def end_at_a_full_disk(rank: int, world: int, port: int, folder: Path) -> None:
     whole, signals = saved_state.WHOLE_BYTES, signal.SIG_IGN
     signal.signal(signal.SIGXFSZ, signals)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    cases = ("parts", sharded, 0, 1), ("whole", sharded, whole, 0), ("all", replicated, whole, 0)
+    cases = (
+        ("parts", sharded, 0, 1),
+        ("whole", sharded, whole, 0),
+        ("replicated", replicated, whole, 0),
+    )
     for name, plan, limit, full in cases:
         (folder / name).mkdir(exist_ok=True)
         saved_state.WHOLE_BYTES = limit
