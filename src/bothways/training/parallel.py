@@ -290,38 +290,26 @@ def barrier(plan: Plan) -> None:
 
 def from_main_rank(plan: Plan, make: Callable[[], T]) -> T:
     """Return on all ranks what the main one makes, or raise its error on all of them."""
-    if plan.world == 1:
-        return make()
-    sent: list[Any] = [None, None]
-    if is_main(plan):
-        try:
-            sent = [make(), None]
-        except BothwaysError as error:
-            sent = [None, error]
-    # The error is sent as a value: a rank that raised alone would leave the others waiting.
-    torch.distributed.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
-    result, failed = sent
-    if failed is not None:
-        raise failed
-    return cast(T, result)
+    return cast(T, on_all_ranks(plan, lambda: make() if is_main(plan) else None)[0])
 
 
-def on_all_ranks(plan: Plan, work: Callable[[], object]) -> None:
-    """Do something on each rank, and return when all have done it; an error is raised on all."""
+def on_all_ranks(plan: Plan, work: Callable[[], T]) -> list[T]:
+    """Do something on each rank, and return the results of all; an error is raised on all."""
     if plan.world == 1:
-        work()
-        return
-    failed: BothwaysError | None = None
+        return [work()]
+    result, failed = None, None
     try:
-        work()
+        result = work()
     except LostRankError:  # which no other rank can be told
         raise
     except BothwaysError as error:
         failed = error
-    errors: list[BothwaysError | None] = [None] * plan.world
-    torch.distributed.all_gather_object(errors, failed)
-    if (first := failed or next(filter(None, errors), None)) is not None:
+    # The error is sent as a value: a rank that raised alone would leave the others waiting.
+    gathered: list[Any] = [None] * plan.world
+    torch.distributed.all_gather_object(gathered, (result, failed))
+    if (first := failed or next(filter(None, (error for _, error in gathered)), None)) is not None:
         raise first
+    return [result for result, _ in gathered]
 
 
 def require_agreement(

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import bothways
-from bothways.core.errors import AGAIN, BothwaysError, CheckpointError, ResourceError, os_errors
+from bothways.core.errors import AGAIN, CheckpointError, ResourceError, os_errors
 from bothways.core.files import file_digest, hidden_folder, replace_folder
 from bothways.core.runtime.devices import device_of, disk_free
 from bothways.core.training_module import TrainingModule
@@ -135,24 +135,20 @@ def _save_parts(
     with contextlib.ExitStack() as stack:
         replaced = replace_folder(folder, _MAKE_ROOM)
         parallel.from_main_rank(plan, lambda: stack.enter_context(replaced))
-        result: dict[str, str] | BothwaysError = {}
-        try:
+
+        def write() -> dict[str, str]:
+            """Write the files of this rank; return their digests."""
             with os_errors(folder, _MAKE_ROOM):
                 hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
                 write_shards(hidden, shards)
                 files = sorted((hidden / SHARDS).glob(f"__{plan.rank}_*"))
                 if parallel.is_main(plan):
                     files.append(hidden / SHARDS / ".metadata")  # the table of contents
-                result = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
-        except BothwaysError as error:
-            result = error  # sent to the other ranks, which would wait for this one
-        gathered: list[Any] = [None] * plan.world
-        torch.distributed.all_gather_object(gathered, result)
-        for result in gathered:
-            if isinstance(result, BothwaysError):
-                raise result
+                return {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
+
+        tables = parallel.on_all_ranks(plan, write)
         if parallel.is_main(plan):
-            digests = {name: digest for table in gathered for name, digest in table.items()}
+            digests = {name: digest for table in tables for name, digest in table.items()}
             _write_rest(hidden, rest, IN_PARTS, digests)
 
 
