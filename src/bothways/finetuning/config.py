@@ -349,8 +349,8 @@ def taught_finetuning(
     teacher: str,
     train: str,
     student: str | None,
-    recipe: str | None = None,
-    dev: str | None = None,
+    recipe: str | None,
+    dev: str | None,
 ) -> FinetuneConfig:
     """Return the settings of a run in which a student learns the task of its teacher.
 

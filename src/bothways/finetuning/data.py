@@ -53,8 +53,6 @@ Rows = str | Path | memory.Given
 """A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""
 REPORTED = 256
 """Number of examples between two reports of progress while reading."""
-ALL = Share()
-"""All of the data: a single process."""
 ENCODED = 1024
 """Number of examples that are encoded between two reports of progress."""
 WHOLE, ROUND = 0.95, 32
@@ -236,7 +234,7 @@ def label(
 
 
 def train_loader(
-    sequences: Many[Sequence], settings: FinetuneConfig, seed: int, share: Share = ALL
+    sequences: Many[Sequence], settings: FinetuneConfig, seed: int, share: Share
 ) -> Loader:
     """Return the steps over training sequences, shuffled in each epoch."""
     source = ListSource(sequences, seed)

@@ -162,7 +162,7 @@ def with_teacher_scores(
     data: LabelledData,
     teacher: Teacher,
     device: torch.device,
-    precision: Precision = "auto",
+    precision: Precision,
     progress: Progress = SILENT,
 ) -> LabelledData:
     """Return the data with the teacher's scores as targets of the training sequences.
@@ -238,7 +238,7 @@ def with_guide_vectors(
     data: LabelledData,
     folder: str,
     device: torch.device,
-    precision: Precision = "auto",
+    precision: Precision,
     progress: Progress = SILENT,
 ) -> LabelledData:
     """Return the data with the guide's vectors as targets of the training texts.

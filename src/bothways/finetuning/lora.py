@@ -71,7 +71,7 @@ class LoRALinear(nn.Linear):
     """
 
     def __init__(
-        self, linear: nn.Linear, lora: LoRA, stacked: int = 1, changed: tuple[int, ...] = (0,)
+        self, linear: nn.Linear, lora: LoRA, stacked: int, changed: tuple[int, ...]
     ) -> None:
         super().__init__(
             linear.in_features, linear.out_features, linear.bias is not None, device="meta"

@@ -40,8 +40,8 @@ from bothways.finetuning.splits import SplitResult
 from bothways.finetuning.stability import apply_stability
 from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
 from bothways.hub.provenance import digest_of_model, without_places
-from bothways.hub.resolve import resolve, resolve_run
-from bothways.hub.static_embedding import StaticEncoder, static_folder
+from bothways.hub.resolve import resolve_run
+from bothways.hub.static_embedding import StaticEncoder
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head
 from bothways.model.kernels.library import runs_on
@@ -76,9 +76,9 @@ class PreparedRun:
     data: LabelledData
     fresh: tuple[str, ...]
     findings: tuple[Finding, ...]
-    sources: Mapping[str, DataSource] = dataclasses.field(default_factory=dict)
-    base: str = ""
-    split: SplitResult | None = None
+    sources: Mapping[str, DataSource]
+    base: str
+    split: SplitResult | None
 
     def identity(self) -> dict[str, Any]:
         """Return the settings of the run and the digests of its data and models, without paths.
@@ -121,13 +121,6 @@ def load_for(settings: FinetuneConfig, heads: Iterable[Head], device: str = "cpu
     if settings.lora is not None and settings.lora.adapter_only:
         check_adapter_only(settings.model, loaded.model, loaded.tokenizer)
     return loaded
-
-
-def device_name(settings: FinetuneConfig, device: str) -> str:
-    """Return the name of the device of a run: for static vectors "auto" is the CPU."""
-    if device == "auto" and settings.model and static_folder(resolve(resolve_run(settings.model))):
-        return "cpu"
-    return device
 
 
 def start_from(start: Model | EncoderConfig, heads: Iterable[Head], seed: int) -> Model:

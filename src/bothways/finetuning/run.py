@@ -45,7 +45,8 @@ from bothways.hub.adapter import LowRankChange, TrainedAdapter
 from bothways.hub.model_card import Card, limits_of_finetuned, run_of
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import model_facts, today
-from bothways.hub.resolve import portable_name
+from bothways.hub.resolve import portable_name, resolve, resolve_run
+from bothways.hub.static_embedding import static_folder
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction.analysis.report import analyse_encoded, analysis_report, is_analysed
@@ -335,7 +336,9 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
     """
     plan = parallel.plan_here()
     progress = progress if parallel.is_main(plan) else SILENT
-    torch_device = parallel.rank_device(plan, choose_device(prepare.device_name(settings, device)))
+    if device == "auto" and settings.model and static_folder(resolve(resolve_run(settings.model))):
+        device = "cpu"  # for static vectors
+    torch_device = parallel.rank_device(plan, choose_device(device))
     with contextlib.ExitStack() as stack:
         if folder is not None and parallel.is_main(plan):
             stack.enter_context(run_folder(folder, resume=resume, progress=progress))

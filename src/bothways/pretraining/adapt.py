@@ -477,8 +477,8 @@ def _train_head(
 def scores_of(
     settings: config.PretrainConfig,
     corpora: Mapping[str, Corpus],
-    device: str = "auto",
-    progress: Progress = SILENT,
+    device: str,
+    progress: Progress,
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of the model in `settings.start` on the held-out text of each corpus.
 

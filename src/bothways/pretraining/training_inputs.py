@@ -22,7 +22,7 @@ from jaxtyping import Float32
 from bothways.core.batch import LabelTargets, TokenTargets, pack
 from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError, call, render, report_findings
-from bothways.core.progress import SILENT, Progress
+from bothways.core.progress import Progress
 from bothways.core.report import html, sections, terminal
 from bothways.core.source import Sequence, rng
 from bothways.data.corpus import Corpus
@@ -93,7 +93,7 @@ def describe_sequence(
 
 
 def state_before(
-    phases: Many[TrainingPhase], step: int, progress: Progress = SILENT
+    phases: Many[TrainingPhase], step: int, progress: Progress
 ) -> tuple[RunState, int]:
     """Return the state of a run before an update, and the number of sequences that it reads.
 
@@ -299,7 +299,7 @@ def show_corpus(
     corpora: Corpus | Mapping[str, Corpus],
     step: int,
     count: int,
-    progress: Progress = SILENT,
+    progress: Progress,
 ) -> TrainingInputs:
     """Return the first `count` sequences of an update, from 1.
 
@@ -337,7 +337,7 @@ def show_text(
     corpora: Corpus | Mapping[str, Corpus] | None,
     settings: PretrainConfig | None,
     draws: Iterable[int],
-    layer: int | None = None,
+    layer: int | None,
 ) -> TrainingInputs:
     """Return a text or a pair as the model reads it, in training once for each draw of the masks.
 

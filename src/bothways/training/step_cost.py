@@ -241,8 +241,8 @@ class MemoryPerRank(NamedTuple):
     gradients: float
     optimizer: float
     activations: float
-    frozen: float = 0.0
-    gathered: float = 0.0
+    frozen: float
+    gathered: float
 
     @property
     def total(self) -> float:
