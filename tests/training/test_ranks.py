@@ -211,7 +211,7 @@ def save_slowly(seconds: float) -> None:
 def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None:
     """Stop after a signal to rank 1, and note what was saved when this rank ends."""
     enter_ranks(rank, world, port)
-    save_slowly(0.0 if rank else 0.5)
+    save_slowly(0.0 if rank else 0.2)
     plan = parallel.plan_here()
     with parallel.connected(plan, torch.device("cpu")):
         state = session(folder / "run", 4 if rank else None, plan=plan)
