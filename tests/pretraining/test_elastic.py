@@ -37,13 +37,13 @@ from bothways.training.schedules import Steps
 from toy_pretraining import small_run
 from toy_training import enter_ranks, on_ranks, stop_at
 
-LENGTH, ELECTRA = 16, "electra-small-discriminator"
+LENGTH, ELECTRA = 8, "electra-small-discriminator"
 Stage = tuple[int, Sharding | None, int]
 """The ranks of a session, how they hold the model, and the step at which it is stopped."""
 LAST: Stage = (1, None, LENGTH)
 STAGES: dict[str, tuple[Stage, ...]] = {
-    "two networks": ((4, Sharding(over="machine"), 4), (2, None, 8), (3, Sharding(), 12), LAST),
-    "teacher": ((2, Sharding(), 12), LAST),
+    "two networks": ((4, Sharding(over="machine"), 2), (2, None, 4), (3, Sharding(), 6), LAST),
+    "teacher": ((2, Sharding(), 6), LAST),
 }
 
 
@@ -63,10 +63,10 @@ def config_of(
     dropout: float = 0.0,
     **settings: Any,
 ) -> PretrainConfig:
-    """A run whose sessions save every fourth step and record every step."""
+    """A run whose sessions save every second step and record every step."""
     return small_run(
         corpus, Steps(steps),
-        training={"optimizer": AdamW(lr=3e-3), "save": Steps(4), "report": Steps(1)},
+        training={"optimizer": AdamW(lr=3e-3), "save": Steps(2), "report": Steps(1)},
         encoder=shape_of(corpus, name, dropout), objective=objective, phases=(PretrainPhase(48),),
         **settings,
     )  # fmt: skip
@@ -203,7 +203,7 @@ def test_stopped_and_resumed_both_networks_end_with_the_same_weights(
     config = config_of(corpus, objective, 7, name, dropout=0.1)
     with pytest.raises(InterruptedError):
         pretrain(config, corpus, tmp_path / "cut", on_event=stop_at(6, "step"))
-    assert [path.name for path in checkpoints(tmp_path / "cut")] == ["step-4"]
+    assert checkpoints(tmp_path / "cut")[-1].name == "step-4"
     pretrain(config, corpus, tmp_path / "cut", resume=True)
     pretrain(config, corpus, tmp_path / "whole")
     for role in ("model", "generator"):

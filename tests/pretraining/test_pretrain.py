@@ -180,7 +180,7 @@ def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(corpus
     ],
 )
 def test_two_ranks_come_to_the_weights_of_one(model, settings, corpus, tmp_path):
-    more = ["training.until=12 steps", *settings.split()]
+    more = ["training.until=6 steps", *settings.split()]
     run_line(*words_for(corpus, tmp_path / "one", *more, model=model))
     on_ranks(2, run_rank, words_for(corpus, tmp_path / "two", *more, model=model))
     for role in {path.parent.name for path in (tmp_path / "one").glob("*/config.json")}:
