@@ -41,7 +41,7 @@ from toy_folder import (
     make_tokenizer,
 )
 from toy_task import fit_on_rank, fit_task, interrupt_score
-from toy_training import on_ranks
+from toy_training import equal, on_ranks
 
 FAST = replace(finetune_adam(), until=Epochs(5.0), optimizer=AdamW(lr=3e-3), precision="fp32")
 
@@ -153,8 +153,7 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(done, files, tmp_pat
     moved = shutil.copy(files.train, tmp_path / "moved.tsv")
     result = finetune(replace(files, train=str(moved)), tmp_path, resume=True, device="cpu")
     assert result.metrics == done[0].metrics
-    states = [run.task_model.state_dict() for run in (result, done[0])]
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert equal(result.task_model, done[0].task_model)
     other = str(make_folder(tmp_path / "other", seed=1))
     for changes, message in (
         ({"seed": 1}, "seed was 0, is 1"),
@@ -170,9 +169,7 @@ def test_without_dev_data_the_last_weights_are_saved(files, tmp_path):
     result = finetune(settings, tmp_path, device="cpu", progress=heard)
     assert result.metrics == {}
     assert "note: without dev data the last weights are kept, and nothing is measured" in heard.text
-    saved = load_model(tmp_path / "model").model.state_dict()
-    trained = result.task_model.model.state_dict()
-    assert all(torch.equal(saved[name], tensor) for name, tensor in trained.items())
+    assert equal(load_model(tmp_path / "model").model, result.task_model.model)
 
 
 def test_every_flaw_is_in_one_message(files, tmp_path):

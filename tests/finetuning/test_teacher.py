@@ -30,7 +30,7 @@ from bothways.tasks.catalogue import Trainable
 from bothways.tasks.text_task import TextExample
 from family_tasks import LENGTH, TASKS, encoder_of, tokenizer_of
 from toy_folder import make_examples, make_folder
-from toy_training import check_splits
+from toy_training import check_splits, equal
 
 CPU = torch.device("cpu")
 
@@ -172,8 +172,7 @@ def test_a_resumed_run_with_a_teacher_ends_as_one_that_never_stopped(place, tmp_
     for left in ("step-10", "model", "report.html"):
         (out / left).rename(tmp_path / left)
     again = run(place, out, epochs=2, resume=True, training=often)
-    state = whole.task_model.model.state_dict()
-    assert all(torch.equal(state[n], t) for n, t in again.task_model.model.state_dict().items())
+    assert equal(again.task_model.model, whole.task_model.model)
     assert bothways.load(out).task_model.labels == ("neg", "pos")
 
 

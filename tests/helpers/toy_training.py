@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -370,10 +370,13 @@ def processes() -> ForkServerContext:
     return context
 
 
-def equal(first: nn.Module, second: nn.Module) -> bool:
-    """Whether two modules have the same parameters, to the bit."""
-    pairs = zip(first.parameters(), second.parameters(), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
+Tensors = nn.Module | Mapping[str, Tensor]
+
+
+def equal(first: Tensors, second: Tensors) -> bool:
+    """Whether two modules, or two tables, have the same tensors by name, to the bit."""
+    one, other = (x.state_dict() if isinstance(x, nn.Module) else x for x in (first, second))
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 def stop_at(step: int, kind: str = "checkpoint") -> Callable[[Event], None]:

@@ -31,7 +31,7 @@ from heard_progress import Heard
 from toy_animals import document
 from toy_corpora import write_films
 from toy_folder import make_examples, make_folder, write_tsv
-from toy_training import enter_ranks, on_ranks
+from toy_training import enter_ranks, equal, on_ranks
 
 FAST = {
     "held_out": 0.2, "evaluation_tokens": 800, "batch": {"n": 512},
@@ -129,11 +129,10 @@ def test_a_sentence_encoder_gets_a_head_while_its_encoder_is_frozen(tmp_path, to
     options = {"until": "10 steps", "length": 32, **FAST}
     done = bothways.adapt(model, texts["domain"], tmp_path / "run", **options)
     assert done.new_head
-    old = load_model(model).model.encoder.state_dict()
-    head = load_model(tmp_path / "run/head/model").model
-    new = load_model(tmp_path / "run/model").model.encoder.state_dict()
-    assert all(torch.equal(old[name], tensor) for name, tensor in head.encoder.state_dict().items())
-    assert not all(torch.equal(old[name], tensor) for name, tensor in new.items())
+    folders = model, tmp_path / "run/head/model", tmp_path / "run/model"
+    old, head, new = (load_model(folder).model for folder in folders)
+    assert equal(head.encoder, old.encoder)
+    assert not equal(new.encoder, old.encoder)
     assert "with the encoder frozen" in str(done.lead().sections)
     assert head.heads["masked"].bias.abs().sum() > 0
 
@@ -168,8 +167,7 @@ def test_an_interrupted_adaptation_resumes_to_equal_weights(tmp_path, tokenizer,
     with pytest.raises(BothwaysError, match="resume"):
         bothways.adapt(model, texts["domain"], tmp_path / "cut", **given)
     done = bothways.adapt(model, texts["domain"], tmp_path / "cut", resume=True, **given)
-    first, second = (load_file(tmp_path / n / "model/model.safetensors") for n in ("whole", "cut"))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert equal(*(load_file(tmp_path / n / "model/model.safetensors") for n in ("whole", "cut")))
     assert done.before == whole.before
     assert done.after == whole.after
 

@@ -210,8 +210,7 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrup
     assert "--resume" in errors
     assert "Traceback" not in errors
     run_line(*words, "--resume")
-    one, two = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
-    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+    assert equal(weights(tmp_path / "whole"), weights(tmp_path / "stopped"))
 
 
 def test_the_paper_recipe_is_the_papers():

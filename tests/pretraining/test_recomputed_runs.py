@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import torch
 
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
@@ -15,6 +14,7 @@ from bothways.training.schedules import Epochs, Steps
 from toy_folder import make_examples, make_tokenizer
 from toy_pretraining import small_encoder, small_run
 from toy_task import fit_task
+from toy_training import equal
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def test_pre_training(corpus, tmp_path, recomputed):
         encoder, training = small_encoder(corpus, 3, 0.2), {"recompute": recompute}
         settings = small_run(corpus, Steps(3), encoder=encoder, training=training)
         done = pretrain(settings, corpus, tmp_path / str(recompute))
-        found.append(done.training_module.state_dict())
+        found.append(done.training_module)
         assert len(recomputed) == (6 if recompute else 0)
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert equal(*found)
 
 
 def test_fine_tuning_in_memory(tmp_path, recomputed):
@@ -50,6 +50,6 @@ def test_fine_tuning_in_memory(tmp_path, recomputed):
         training = dataclasses.replace(finetune_adam(), **changes)
         start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.2, 0.2))
         done = fit_task(start, data, FinetuneConfig(training, 16), device="cpu")
-        found.append(done.task_model.state_dict())
+        found.append(done.task_model)
         assert bool(recomputed) == recompute
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert equal(*found)

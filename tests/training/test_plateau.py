@@ -15,7 +15,7 @@ from bothways.training.checkpoint import Best, FolderStore, Keep, MemoryStore, S
 from bothways.training.run import EarlyStopping, Event, TrainingPhase
 from bothways.training.saved_state import Average, use_average
 from bothways.training.schedules import WSD, Duration, Hours, Linear, RunState, Schedule, Steps
-from toy_training import TRAINING, Toy, ToyStep, metric_lines, run_toy, steps, stop_at, toy
+from toy_training import TRAINING, Toy, ToyStep, equal, metric_lines, run_toy, steps, stop_at, toy
 
 
 def run(
@@ -23,7 +23,7 @@ def run(
     until: Duration,
     stop: int = 0,
     schedule: Schedule = WSD(0.0, 0.25),  # noqa: B008
-) -> tuple[dict[str, torch.Tensor], RunState]:
+) -> tuple[Toy, RunState]:
     """Train in a folder, to the end or until the checkpoint of a step."""
     training = dataclasses.replace(
         TRAINING, until=until, schedule=schedule, save=Steps(3), evaluate=None, report=Steps(1),
@@ -32,8 +32,7 @@ def run(
     training_module = toy()
     folder.mkdir(exist_ok=True)
     store = FolderStore(folder, {"training": {"until": str(until)}}, {"training.until"})
-    progress = run_toy(store, training, training_module, on_event=stop_at(stop))
-    return training_module.state_dict(), progress
+    return training_module, run_toy(store, training, training_module, on_event=stop_at(stop))
 
 
 def names(folder: Path) -> list[str]:
@@ -56,7 +55,7 @@ def test_a_run_is_made_longer_from_its_plateau(tmp_path):
             assert names(folder) == ["step-12", "step-16"]
         longer, progress = run(folder, Steps(32))
         assert progress.steps == 32
-        assert all(torch.equal(tensor, longer[name]) for name, tensor in whole.items())
+        assert equal(longer, whole)
     assert names(tmp_path / "longer-0") == names(tmp_path / "whole") == ["step-24", "step-32"]
     of_longer, of_whole = (metric_lines(tmp_path / name) for name in ("longer-0", "whole"))
     rates = [line["learning_rate"] for line in of_longer]
@@ -69,7 +68,7 @@ def test_in_its_decay_a_run_resumes_where_it_was(tmp_path):
         run(tmp_path / "cut", Steps(16), 15)
     assert names(tmp_path / "cut") == ["step-12", "step-15"]
     again, _ = run(tmp_path / "cut", Steps(16))
-    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+    assert equal(again, whole)
 
 
 def test_schedules_without_a_plateau_are_stretched(tmp_path):
@@ -107,18 +106,18 @@ def test_a_run_by_the_clock_resumes_at_its_time(stop, schedule, tmp_path, monkey
         run_toy(folder, training, training_module, phases=phases, on_event=stop_at(stop))
         return training_module
 
-    whole = session(tmp_path / "whole").state_dict()
+    whole = session(tmp_path / "whole")
     time["minutes"] += 5  # between the sessions
     with pytest.raises(InterruptedError):
         session(tmp_path / "cut", stop)
     time["minutes"] += 5
-    again = session(tmp_path / "cut").state_dict()
+    again = session(tmp_path / "cut")
     timed = [
         [(line["step"], line["learning_rate"], line["seconds"]) for line in metric_lines(folder)]
         for folder in (tmp_path / "cut", tmp_path / "whole")
     ]
     assert timed[0] == timed[1]
-    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+    assert equal(again, whole)
 
 
 HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
@@ -219,8 +218,7 @@ def expected(weights: list[dict[str, torch.Tensor]], decay: float) -> dict[str, 
 def test_the_average_is_evaluated_and_returned_and_changes_no_update():
     training_module, weights, scored = run_averaged(MemoryStore())
     _, plain, _ = run_averaged(MemoryStore(), ema=None)
-    for ours, theirs in zip(weights, plain, strict=True):
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert all(equal(*pair) for pair in zip(weights, plain, strict=True))
     assert len(scored) == 2
     final = dict(training_module.named_parameters())
     for found, count in ((scored[0], 4), (scored[1], 8), (final, 8)):
@@ -232,22 +230,20 @@ def test_the_best_weights_are_the_average_of_their_evaluation(tmp_path):
     for store in (MemoryStore(), FolderStore(tmp_path, {})):
         training_module, _, scored = run_averaged(store)
         store.load_best(training_module, Best("score", "highest"))
-        for name, parameter in training_module.named_parameters():
-            assert torch.equal(parameter, scored[0][name])
+        assert equal(dict(training_module.named_parameters()), scored[0])
 
 
 def test_a_run_that_was_cut_has_the_same_average(tmp_path):
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
-    whole = run_averaged(FolderStore(tmp_path / "whole", {}))[0].state_dict()
+    whole, cut = (FolderStore(tmp_path / name, {}) for name in ("whole", "cut"))
+    expected, _, _ = run_averaged(whole)
     with pytest.raises(InterruptedError):
-        run_averaged(FolderStore(tmp_path / "cut", {}), stop=5)
-    again = run_averaged(FolderStore(tmp_path / "cut", {}))[0].state_dict()
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
-    finished, weights, _ = run_averaged(FolderStore(tmp_path / "cut", {}))
+        run_averaged(cut, stop=5)
+    assert equal(run_averaged(cut)[0], expected)
+    finished, weights, _ = run_averaged(cut)
     assert weights == []
-    assert all(torch.equal(t, finished.state_dict()[name]) for name, t in whole.items())
+    assert equal(finished, expected)
 
 
 def test_a_frozen_parameter_has_no_average():

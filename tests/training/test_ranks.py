@@ -32,6 +32,7 @@ from toy_training import (
     TRAINING,
     Toy,
     enter_ranks,
+    equal,
     exit_code,
     fit_toy,
     metric_lines,
@@ -99,8 +100,7 @@ def test_the_ranks_go_by_one_clock(two):
 
 def test_two_ranks_resume_to_the_weights_of_a_run_without_interruption(two):
     folders = [two[0] / name for name in ("whole", "stopped")]
-    whole, resumed = (torch.load(f / "final.pt", weights_only=True) for f in folders)
-    assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
+    assert equal(*(torch.load(folder / "final.pt", weights_only=True) for folder in folders))
     recorded, again = ([line["step"] for line in metric_lines(folder)] for folder in folders)
     assert recorded == again
 

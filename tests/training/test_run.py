@@ -22,6 +22,7 @@ from toy_training import (
     TRAINING,
     WHOLE,
     broken_at,
+    equal,
     exit_code,
     killed_in_save,
     metric_lines,
@@ -55,14 +56,13 @@ def whole(tmp_path_factory):
     return folder
 
 
-def equal_weights(folder, whole):
-    """Whether each tensor at the end of two runs is the same."""
-    ours, expected = (torch.load(each / "final.pt", weights_only=True) for each in (folder, whole))
-    return {torch.equal(ours[name], weight) for name, weight in expected.items()}
+def equal_weights(*folders):
+    """Whether two runs ended with the same tensors."""
+    return equal(*(torch.load(folder / "final.pt", weights_only=True) for folder in folders))
 
 
 def assert_equal_runs(folder, whole):
-    assert equal_weights(folder, whole) == {True}
+    assert equal_weights(folder, whole)
     assert timeless(folder) == timeless(whole)
     assert [path.name for path in checkpoints(folder)] == [path.name for path in checkpoints(whole)]
     then, now = (read_checkpoint(checkpoints(each)[-1]) for each in (whole, folder))
@@ -105,7 +105,7 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number, whole, t
     assert dataclasses.replace(saved, seconds=progress.seconds) == progress
     assert signal.getsignal(number) == before
     assert session(tmp_path).steps == 14
-    assert equal_weights(tmp_path, whole) == {True}
+    assert equal_weights(tmp_path, whole)
 
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -124,7 +124,7 @@ def test_stopped_with_other_optimizers_and_an_average_it_ends_in_the_same_weight
         session(folder, signal_at, training=training)
     assert not (cut / "final.pt").exists()
     assert session(cut, training=training).steps == 14
-    assert equal_weights(cut, whole) == {True}
+    assert equal_weights(cut, whole)
 
 
 def test_what_the_last_steps_came_to_is_recorded_when_a_run_is_stopped(tmp_path):
