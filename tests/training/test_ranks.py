@@ -345,10 +345,6 @@ def test_a_slow_checkpoint_of_one_rank_is_no_hang_of_the_others(tmp_path):
 GLOO = "[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer"
 
 
-def paced(*seconds: float) -> dict[str, float]:
-    return {f"rank/{rank}/seconds": value for rank, value in enumerate(seconds)}
-
-
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
@@ -361,7 +357,7 @@ def paced(*seconds: float) -> dict[str, float]:
     ],
 )
 def test_a_straggler_takes_much_longer_than_the_median(seconds, expected):
-    assert stragglers(paced(*seconds)) == expected
+    assert stragglers(seconds) == expected
 
 
 def test_the_rank_whose_loss_is_no_number_is_named():

@@ -24,13 +24,20 @@ REPORT = StepReport(
     EvaluationScores({"masked": 6.5, "pair": 0.69}, {"masked": 0.031}),
     1.5,
     1e-4,
+    [(2.0, 700.0), (1.0, 500.0)],
 )
 
 
 def test_a_report_is_a_flat_table():
     scores = {"loss/masked": 6.5, "loss/pair": 0.69, "accuracy/masked": 0.031}
     state = {"step": 40, "tokens": 1200, "epochs": 0.5, "seconds": 3.0}
-    rest = {"gradient_norm": 1.5, "learning_rate": 1e-4}
+    rest = {
+        "gradient_norm": 1.5,
+        "learning_rate": 1e-4,
+        "rank/0/seconds": 2.0,
+        "rank/0/tokens": 700,
+    }
+    rest |= {"rank/1/seconds": 1.0, "rank/1/tokens": 500}
     assert report_values(REPORT) == state | scores | rest
     named = {f"heldout/{name}": value for name, value in scores.items()}
     assert score_values(REPORT.scores, "heldout/") == named

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,7 +59,7 @@ class StepReport:
         scores: over the steps since the last report, on all ranks.
         gradient_norm: of the last step, before clipping.
         rate: the learning rate of the last step; the highest, if groups differ.
-        pace: "rank/N/seconds", the time of work of rank N by itself, and "rank/N/tokens", what it
+        pace: of each rank the seconds that it has worked by itself, and the tokens that it has
             read; empty for one process.
     """
 
@@ -67,7 +67,7 @@ class StepReport:
     scores: EvaluationScores
     gradient_norm: float
     rate: float
-    pace: Mapping[str, float] = field(default_factory=dict)
+    pace: Many[Many[float]] = ()
 
 
 class Meter:
@@ -130,12 +130,9 @@ class Meter:
         """
         assert self._broken is not None, "a step was added since the last reading"
         _check([*sorted(self._weights), None], all_gather(self._plan, self._broken.cpu()).tolist())
-        pace = dict[str, float]()
-        if self._plan.world > 1:
-            work = torch.tensor([self._seconds, self._tokens], dtype=torch.float64)
-            for rank, (seconds, tokens) in enumerate(all_gather(self._plan, work).tolist()):
-                pace |= {f"rank/{rank}/seconds": seconds, f"rank/{rank}/tokens": tokens}
+        work = torch.tensor([self._seconds, self._tokens], dtype=torch.float64)
         self._seconds, self._tokens = 0.0, 0
+        pace = [] if self._plan.world == 1 else all_gather(self._plan, work).tolist()
         progress, norm, rate = self._progress, self._norm.item(), self._rate
         return StepReport(progress, self.scores(), norm, rate, pace)
 
@@ -190,7 +187,8 @@ def report_values(report: StepReport) -> dict[str, int | float]:
         **score_values(report.scores),
         "gradient_norm": report.gradient_norm,
         "learning_rate": report.rate,
-        **report.pace,
+        **{f"rank/{rank}/seconds": seconds for rank, (seconds, _) in enumerate(report.pace)},
+        **{f"rank/{rank}/tokens": tokens for rank, (_, tokens) in enumerate(report.pace)},
     }
 
 
@@ -287,20 +285,13 @@ Doing = Literal[
 """What a rank does in a step; "resting" is evaluation and saving, which no limit is for."""
 
 
-def stragglers(record: Mapping[str, float]) -> dict[int, float]:
+def stragglers(times: Many[float]) -> dict[int, float]:
     """Return the ranks that take much longer than the median, with the multiple of it."""
-    times = {
-        int(name.split("/")[1]): value
-        for name, value in record.items()
-        if name.startswith("rank/") and name.endswith("/seconds")
-    }
-    if not times:
-        return {}
     # The lower one of two: of two ranks, the slow one must not be the measure.
-    median = sorted(times.values())[(len(times) - 1) // 2]
+    median = sorted(times)[(len(times) - 1) // 2] if times else 0.0
     return {
         rank: seconds / median
-        for rank, seconds in times.items()
+        for rank, seconds in enumerate(times)
         if median and seconds > SLOW * median
     }
 

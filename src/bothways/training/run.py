@@ -408,7 +408,7 @@ class TrainingRun:
         values = meters.report_values(report) | speed
         self._write(values)
         self.progress.advance(values["share"], meters.record_text(values))
-        for rank, times in meters.stragglers(report.pace).items():
+        for rank, times in meters.stragglers([seconds for seconds, _ in report.pace]).items():
             if rank not in self._slow_ranks:
                 slow = f"rank {rank} works {times:.1f} times as long as the median of the ranks"
                 self.progress.message(f"warning: {slow}, which wait for it")
