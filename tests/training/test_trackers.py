@@ -52,7 +52,6 @@ def test_lines_after_the_step_resumed_from_are_dropped(tmp_path):
         stream.write('{"step": 40, "lo')
     again = JsonLines(file, 20)
     again.write({"step": 30, "loss": 0.25})
-    again.close()
     lines = [json.loads(each) for each in file.read_text().splitlines()]
     assert [each["step"] for each in lines] == [10, 20, 20, 30]
     assert lines[-1]["loss"] == 0.25

@@ -390,11 +390,11 @@ class FolderStore:
             record = stack.enter_context(contextlib.closing(StepRecord(folder, step, plan.world)))
             receivers: list[trackers.Tracker] = [trackers.JsonLines(folder / "metrics.jsonl", step)]
             if errors.installed("tensorboard"):
-                receivers.append(trackers.TensorBoard(folder / "tensorboard", step))
+                board = trackers.TensorBoard(folder / "tensorboard", step)
+                receivers.append(stack.enter_context(contextlib.closing(board)))
             if hosted:
-                receivers.append(trackers.WeightsAndBiases(folder, flatten(dict(self.config))))
-            for tracker in receivers:
-                stack.enter_context(contextlib.closing(tracker))
+                remote = trackers.WeightsAndBiases(folder, flatten(dict(self.config)))
+                receivers.append(stack.enter_context(contextlib.closing(remote)))
             yield RunSession(signals, receivers, record.note)
 
 

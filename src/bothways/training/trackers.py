@@ -70,9 +70,6 @@ class JsonLines:
         with errors.os_errors(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
-    def close(self) -> None:
-        """Do nothing: every line is written at once."""
-
 
 class TensorBoard:
     """Writes one event file a session; a resumed one has TensorBoard drop the steps it repeats."""
