@@ -109,7 +109,8 @@ def test_random_and_little_trained_weights_take_a_higher_rate(data, tmp_path):
 
 
 def test_the_choice_is_printed_recorded_and_resumed(tmp_path):
-    training = dataclasses.replace(FinetuneConfig().training, precision="fp32")
+    changes = {"precision": "fp32", "evaluate": Epochs(10.0)}
+    training = dataclasses.replace(FinetuneConfig().training, **changes)
     model, heard = make_folder(tmp_path / "bert"), Heard()
     settings = file_settings(
         model, tmp_path, 16, 16, length=None, batch=ExampleBudget(16), training=training

@@ -41,7 +41,7 @@ from toy_folder import (
     make_tokenizer,
 )
 from toy_task import fit_on_rank, fit_task, interrupt_score
-from toy_training import equal, on_ranks
+from toy_training import equal, metric_lines, on_ranks
 
 FAST = replace(finetune_adam(), until=Epochs(5.0), optimizer=AdamW(lr=3e-3), precision="fp32")
 
@@ -68,8 +68,7 @@ def done(files, tmp_path_factory, drawn_pages) -> tuple[FinetuneResult, Path, st
 def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(done, files):
     result, folder, said = done
     assert result.metrics["accuracy"] > 0.95
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    scored = [record["dev/accuracy"] for record in records if "dev/accuracy" in record]
+    scored = [line["dev/accuracy"] for line in metric_lines(folder) if "dev/accuracy" in line]
     assert len(scored) == 5
     assert result.metrics["accuracy"] == max(scored)
     assert (result.progress.steps, result.progress.epochs) == (50, 5.0)

@@ -12,6 +12,7 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig
 from toy_folder import make_rows
+from toy_training import metric_lines
 
 
 def share_of_right(predictions: list[Any], examples: list[Any]) -> float:
@@ -42,8 +43,7 @@ def test_a_function_is_in_every_evaluation_and_in_the_result(model, tmp_path):
     assert [each["dev/right"] for each in values] == [each["dev/accuracy"] for each in values]
     assert [metrics["right"] for _, metrics in done.history] == [v["dev/right"] for v in values]
     assert done.metrics["right"] == done.metrics["accuracy"]
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert sum("dev/right" in json.loads(line) for line in lines) == 3
+    assert sum("dev/right" in line for line in metric_lines(tmp_path / "run")) == 3
     record = json.loads((tmp_path / "run" / "model" / "bothways.json").read_text())
     assert record["metrics"]["right"] == done.metrics["right"]
     assert record["settings"]["metrics"] == {"right": f"{__name__}.share_of_right"}

@@ -33,20 +33,10 @@ def test_common_names_are_settings(overrides):
 
 def test_every_shorthand_is_a_setting():
     values: dict[str, Any] = {
-        "epochs": "2",
-        "until": "7 steps",
-        "batch_size": "8",
-        "max_length": "64",
-        "early_stopping": "3",
-    }
-    values |= {
-        "precision": "fp32",
-        "evaluate": "20 steps",
-        "optimizer": "lamb",
-        "schedule": "cosine",
-        "columns": {"text": "words"},
-        "adapter_only": "true",
-    }
+        "epochs": "2", "until": "7 steps", "batch_size": "8", "max_length": "64",
+        "early_stopping": "3", "precision": "fp32", "evaluate": "20 steps", "optimizer": "lamb",
+        "schedule": "cosine", "columns": {"text": "words"}, "adapter_only": "true",
+    }  # fmt: skip
     base = replace(BASE, dev="30%")  # for the group of a split
     for name in SHORTHANDS:
         given = {name: values.get(name, "0.2")}

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,11 +29,6 @@ from commands import run_line
 from heard_progress import Heard
 
 FIFTH = DevPart((0.8, 0.2), 1)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return toy_folder.make_folder(tmp_path_factory.mktemp("split") / "bert")
 
 
 @pytest.mark.parametrize(

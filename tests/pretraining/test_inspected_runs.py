@@ -36,7 +36,7 @@ from bothways.training.trackers import STEPS, recorded_steps
 from commands import run_line
 from toy_corpora import write_texts
 from toy_folder import make_folder
-from toy_training import enter_ranks, on_ranks, signal_at
+from toy_training import enter_ranks, metric_lines, on_ranks, signal_at
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +110,17 @@ def no_pages(monkeypatch) -> None:
     monkeypatch.setattr(checkpoint.errors, "installed", lambda *packages: False)
 
 
-def settings_for(corpus: Corpus, until: Duration, objective: Objective = PAIRS) -> PretrainConfig:
+def settings_for(
+    corpus: Corpus, until: Duration, objective: Objective = PAIRS, **training: Any
+) -> PretrainConfig:
     name = "electra-small" if isinstance(objective, ReplacedTokens) else "bert-tiny"
     shape = fit_to_corpus(preset(name), corpus.tokenizer)
     small = dataclasses.replace(
         shape, width=32, depth=2, heads=2, intermediate_size=64, embedding=None,
         dropout=Dropouts(0.1, 0.1),
     )  # fmt: skip
-    training = Training(
-        until, AdamW(lr=3e-3), WSD(0.2, 0.3), "fp32", save=Steps(5), report=Steps(1),
-        evaluate=Steps(4), ema=0.9,
-    )  # fmt: skip
+    usual = {"schedule": WSD(0.2, 0.3), "save": Steps(5), "report": Steps(1), "evaluate": Steps(4)}
+    changed = {**usual, "precision": "fp32", "ema": 0.9, **training}
     pairs = isinstance(objective, MaskedLMNextSentence)
     phases = (
         PretrainPhase(16, 0.4, FullSentences() if pairs else None),
@@ -128,13 +128,13 @@ def settings_for(corpus: Corpus, until: Duration, objective: Objective = PAIRS) 
         PretrainPhase(48, 0.3),
     )
     return PretrainConfig(
-        small, training, objective, phases, TokenRamp(64, 256, 3000), 130, 0.1, 400
-    )
+        small, Training(until, AdamW(lr=3e-3), **changed), objective, phases,
+        TokenRamp(64, 256, 3000), 130, 0.1, 400,
+    )  # fmt: skip
 
 
 def records(folder: Path) -> dict[int, dict[str, Any]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return {each["step"]: each for each in lines if "gradient_norm" in each}
+    return {line["step"]: line for line in metric_lines(folder) if "gradient_norm" in line}
 
 
 def assert_repeats(folder: Path, corpus: Corpus, work: Path) -> None:
@@ -177,12 +177,9 @@ def test_a_run_repeats_to_the_bit(corpus, tmp_path, monkeypatch, until, objectiv
 def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_path, monkeypatch):
     """The rates of its first session are those of the shorter run."""
     folder = tmp_path / "run"
-
-    settings = settings_for(corpus, Hours(2.2 * SECOND))
-    training = dataclasses.replace(settings.training, schedule=Linear(0.3))
-    settings = dataclasses.replace(settings, training=training)
-    training = dataclasses.replace(training, until=Hours(3 * SECOND))
-    longer = dataclasses.replace(settings, training=training)
+    settings, longer = (
+        settings_for(corpus, Hours(seconds * SECOND), schedule=Linear(0.3)) for seconds in (2.2, 3)
+    )
     with monkeypatch.context() as patch:
         ticking(patch)
         pretrain(settings, corpus, folder, device="cpu", on_event=signal_at(7, signal.SIGTERM))
@@ -194,11 +191,9 @@ def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_p
 
 
 def test_a_run_that_its_target_ended_repeats_to_the_bit(corpus, tmp_path):
-    settings = settings_for(corpus, Hours(10))
-    training = dataclasses.replace(
-        settings.training, target=Target("held-out/loss/masked", 9.0), schedule=Linear(0.0)
-    )
-    pretrain(dataclasses.replace(settings, training=training), corpus, tmp_path / "run")
+    target = Target("held-out/loss/masked", 9.0)
+    settings = settings_for(corpus, Hours(10), target=target, schedule=Linear(0.0))
+    pretrain(settings, corpus, tmp_path / "run")
     assert len(recorded_steps(tmp_path / "run")) == 4
     assert_repeats(tmp_path / "run", corpus, tmp_path / "copy")
 
@@ -234,7 +229,7 @@ def test_a_run_without_its_record_is_refused(short_run):
 
 def test_another_result_than_the_recorded_one_is_reported(short_run, capsys, monkeypatch):
     metrics = short_run / "metrics.jsonl"
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows = metric_lines(short_run)
     changed = [{**row, "gradient_norm": 7.5} if row["step"] == 2 else row for row in rows]
     metrics.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
     found = repeat_step(short_run, 3)

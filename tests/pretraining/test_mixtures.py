@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,15 +47,17 @@ def corpora(corpus, tokenizer, tmp_path_factory) -> dict[str, Corpus]:
     return {"large": corpus, "small": write_texts(folder, tokenizer, texts)}
 
 
-def settings(corpus: Corpus, steps: int = 12, **changes: object) -> PretrainConfig:
+def settings(
+    corpus: Corpus, until: Duration | None = None, training: Any = None, **changes: object
+) -> PretrainConfig:
     common = {
         "objective": MaskedLM(),
         "encoder": small_encoder(corpus, 1, 0.1), "batch": ExampleBudget(16), "held_out": 0.2,
         "phases": (PretrainPhase(16, 0.5), PretrainPhase(32, 0.5)), "evaluation_tokens": 1000,
         "mixture": ByWeight({"large": 0.9, "small": 0.1}),
     }  # fmt: skip
-    training = {"evaluate": Steps(6), "save": Steps(6)}
-    return small_run(corpus, Steps(steps), training=training, **(common | changes))
+    training = {"evaluate": Steps(6), "save": Steps(6)} | (training or {})
+    return small_run(corpus, until or Steps(12), training=training, **(common | changes))
 
 
 @pytest.mark.usefixtures("pages")
@@ -94,9 +97,10 @@ def test_phases_read_mixtures_at_rates_of_their_own(corpora, tmp_path):
     """The second phase reads the small corpus alone, at a third of the rate."""
     only = ByWeight({"large": 0, "small": 1})
     phases = (PretrainPhase(16, 0.5), PretrainPhase(16, 0.5, rate=1 / 3, mixture=only))
-    config = settings(corpora["large"], mixture=ByWeight({"large": 1, "small": 0}), phases=phases)
-    training = dataclasses.replace(config.training, schedule=Constant(), report=Steps(1))
-    config = dataclasses.replace(config, training=training)
+    config = settings(
+        corpora["large"], training={"schedule": Constant(), "report": Steps(1)},
+        mixture=ByWeight({"large": 1, "small": 0}), phases=phases,
+    )  # fmt: skip
     done = pretrain(config, corpora, tmp_path / "run")
     lines = metric_lines(tmp_path / "run")
     rates = [line["learning_rate"] for line in lines if "learning_rate" in line]
@@ -132,12 +136,9 @@ def test_mistakes_are_named(corpora, tmp_path, corpus):
 
 
 def test_a_run_that_never_reads_a_corpus_is_refused_with_its_forecast(corpora):
-
     def check(until: Duration, share: float) -> list[str]:
         mixture = ByWeight({"large": 1 - share, "small": share})
-        config = settings(corpora["large"], mixture=mixture)
-        training = dataclasses.replace(config.training, until=until)
-        config = dataclasses.replace(config, training=training)
+        config = settings(corpora["large"], until, mixture=mixture)
         return [*map(str, preflight(config, Corpora.of(corpora, mixture), None, CPU))]
 
     for until in (Steps(12), Tokens(4000), Epochs(0.5)):
@@ -160,10 +161,9 @@ def test_a_run_that_never_reads_a_corpus_is_refused_with_its_forecast(corpora):
     ids=str,
 )
 def test_the_forecast_counts_the_sequences_of_every_phase(corpora, batch, sequences):
-    config = settings(corpora["large"], mixture=ByWeight({"large": 0.5, "small": 0.5}))
-    config = dataclasses.replace(
-        config, phases=(PretrainPhase(32, 0.5), PretrainPhase(256, 0.5)), batch=batch,
-        training=dataclasses.replace(config.training, until=Steps(4)),
+    config = settings(
+        corpora["large"], Steps(4), mixture=ByWeight({"large": 0.5, "small": 0.5}), batch=batch,
+        phases=(PretrainPhase(32, 0.5), PretrainPhase(256, 0.5)),
     )  # fmt: skip
     text = Corpora.of(corpora, config.mixture)
     notes = preflight(config, text, None, CPU)

@@ -48,12 +48,12 @@ def files(tmp_path_factory) -> tuple[str, str]:
     return str(folder / "agreement"), str(folder / "animals.tsv")
 
 
-def settings_for(corpus, probes=(), causal=False) -> PretrainConfig:
+def settings_for(corpus, probes=(), causal=False, **training) -> PretrainConfig:
     encoder = small_encoder(corpus, 1, 0.1)
     if causal:
         encoder = dataclasses.replace(encoder, patterns=(Causal(),))
     return small_run(
-        corpus, Steps(6), training={"evaluate": Steps(2), "save": Steps(2)}, encoder=encoder,
+        corpus, Steps(6), training={"evaluate": Steps(2), "save": Steps(2), **training}, encoder=encoder,
         objective=CausalLM() if causal else MaskedLM(), phases=(PretrainPhase(16),),
         batch=ExampleBudget(4), evaluation_tokens=100, probes=probes,
     )  # fmt: skip
@@ -110,10 +110,7 @@ def test_pairs_are_scored_as_by_evaluate(corpus, files, probed):
 
 
 def test_records_resume_and_are_drawn(corpus, files, tmp_path):
-    settings = settings_for(corpus, files)
-    keep = Keep(best=Best(TABLE, "highest"))
-    training = dataclasses.replace(settings.training, keep=keep)
-    settings = dataclasses.replace(settings, training=training)
+    settings = settings_for(corpus, files, keep=Keep(best=Best(TABLE, "highest")))
     whole = pretrain(settings, corpus, tmp_path / "whole", device="cpu")
     with pytest.raises(InterruptedError):
         pretrain(settings, corpus, tmp_path / "cut", device="cpu", on_event=stop_at(4))

@@ -55,6 +55,5 @@ def test_a_test_of_one_step_is_refused(corpus):
 
 def test_a_recipe_with_two_kinds_of_sequences_and_milestones_is_tested(corpus):
     """Of one held-out sequence, one of the two losses has no target."""
-    small = {"batch": {"n": 256, "start": 256}, "phases": [{"length": 16}]}
-    found = bothways.find_lr(corpus, "bert-tiny", recipe="babylm", steps=2, **small)
+    found = bothways.find_lr(corpus, "bert-tiny", recipe="babylm", steps=2, **SETTINGS)
     assert found.rates == pytest.approx([1e-6, 1.0])

@@ -17,6 +17,8 @@ from bothways.training.saved_state import Average, use_average
 from bothways.training.schedules import WSD, Duration, Hours, Linear, RunState, Schedule, Steps
 from toy_training import TRAINING, Toy, ToyStep, equal, metric_lines, run_toy, steps, stop_at, toy
 
+BARE = dataclasses.replace(TRAINING, save=Steps(3), evaluate=None, report=Steps(1), keep=Keep(1))
+
 
 def run(
     folder: Path,
@@ -25,10 +27,7 @@ def run(
     schedule: Schedule = WSD(0.0, 0.25),  # noqa: B008
 ) -> tuple[Toy, RunState]:
     """Train in a folder, to the end or until the checkpoint of a step."""
-    training = dataclasses.replace(
-        TRAINING, until=until, schedule=schedule, save=Steps(3), evaluate=None, report=Steps(1),
-        keep=Keep(1),
-    )  # fmt: skip
+    training = dataclasses.replace(BARE, until=until, schedule=schedule)
     training_module = toy()
     folder.mkdir(exist_ok=True)
     store = FolderStore(folder, {"training": {"until": str(until)}}, {"training.until"})
@@ -93,10 +92,7 @@ def test_a_run_by_the_clock_resumes_at_its_time(stop, schedule, tmp_path, monkey
     monkeypatch.setattr(loop.time, "perf_counter", lambda: 60.0 * time["minutes"])
 
     def session(folder: Path, stop: int = 0) -> Toy:
-        training = dataclasses.replace(
-            TRAINING, until=Hours(16 / 60), schedule=schedule, save=Steps(3), evaluate=None,
-            report=Steps(1), keep=Keep(1),
-        )  # fmt: skip
+        training = dataclasses.replace(BARE, until=Hours(16 / 60), schedule=schedule)
         training_module = toy()
         folder.mkdir(exist_ok=True)
         phases = [

@@ -168,9 +168,8 @@ def test_each_remedy_of_a_refusal_fits():
     assert ranks == 4
 
 
-HOST = torch.device("cpu")
-LENGTH, SEQUENCES, ORDINARY = 64, 48, 1000
-TEACHER = EncoderConfig(ORDINARY, 128, 4, 2, 512)
+LENGTH, SEQUENCES = 64, 48
+TEACHER = EncoderConfig(VOCABULARY, 128, 4, 2, 512)
 DISTILBERT = distillation.SoftTargets(), distillation.MaskedTokens(), distillation.CosineStates()
 
 
@@ -192,11 +191,11 @@ def peak(run: Callable[[], object]) -> int:
 
 def batch_for(objective: distillation.Distillation) -> Batch:
     draw = np.random.default_rng(0)
-    special = np.arange(ORDINARY) < 5
+    special = np.arange(VOCABULARY) < 5
     vocabulary = Vocabulary(special, np.zeros_like(special), 4)
     sequences = []
     for _ in range(SEQUENCES):
-        ids = draw.integers(5, ORDINARY, LENGTH, dtype=np.int32)
+        ids = draw.integers(5, VOCABULARY, LENGTH, dtype=np.int32)
         plain = Sequence(ids, np.zeros(LENGTH, np.int8), {})
         sequences.append(objective.prepare(plain, vocabulary, draw))
     return pack(sequences)
@@ -225,12 +224,12 @@ def settings_for(
     ids=["distilbert", "minilm"],
 )
 def test_the_forecast_is_what_a_step_takes(teacher, width, depth, losses, most):
-    student = EncoderConfig(ORDINARY, width, depth, 2, 4 * width)
+    student = EncoderConfig(VOCABULARY, width, depth, 2, 4 * width)
     settings = settings_for(teacher, student, *losses)
     objective = settings.objective
     specs = objective.models(student)
     models = {role: Model(*spec) for role, spec in specs.items()}
-    special = np.zeros(ORDINARY, dtype=bool)
+    special = np.zeros(VOCABULARY, dtype=bool)
     training_module = objective.training_module(models, Vocabulary(special, special, 4)).train()
     batch = batch_for(objective)
 
@@ -240,7 +239,7 @@ def test_the_forecast_is_what_a_step_takes(teacher, width, depth, losses, most):
 
     step()  # allocates the gradients
     demand = memory_demand(settings)
-    forecast, without = demand.memory(HOST), dataclasses.replace(demand, frozen=()).memory(HOST)
+    forecast, without = demand.memory(CPU), dataclasses.replace(demand, frozen=()).memory(CPU)
     measured = peak(step)
     assert 0.9 < forecast.activations / measured < most
     assert forecast.frozen == 4 * parameter_table(*specs["teacher"]).total > without.frozen == 0
@@ -260,14 +259,14 @@ def test_a_pass_without_gradient_holds_what_the_widest_block_does(hidden, relati
     with torch.inference_mode():
         model.encoder(batch)
         held = peak(lambda: model.encoder(batch)) / 4 / batch.layout.tokens
-    assert 0.95 < kept_floats(config, LENGTH, HOST, False, "fp32", learning=False) / held < 1.2
+    assert 0.95 < kept_floats(config, LENGTH, CPU, False, "fp32", learning=False) / held < 1.2
 
 
 def test_a_shard_holds_its_part_of_the_teacher(teacher):
     demand = memory_demand(settings_for(teacher, TEACHER, distillation.CosineStates()))
-    whole, shard = demand.memory(HOST), demand.memory(HOST, 4)
+    whole, shard = demand.memory(CPU), demand.memory(CPU, 4)
     assert shard.frozen == whole.frozen / 4
-    alone = dataclasses.replace(demand, frozen=()).memory(HOST, 4)
+    alone = dataclasses.replace(demand, frozen=()).memory(CPU, 4)
     block = 12 * 128**2 + 13 * 128
     outside = demand.frozen_counts.parameters - 4 * block
     assert shard.gathered == alone.gathered + 4 * (2 * block + outside)
