@@ -12,7 +12,7 @@ import bothways
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
-from bothways.finetuning.config import expand_shorthands
+from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.training.loop import Loop
 from bothways.training.optimizers import (
     AdamW,
@@ -229,7 +229,7 @@ def test_a_function_and_its_settings_are_given_together():
         values = {"optimizer": torch.optim.SGD, "lr": 0.1}
         given = {first: values.pop(first), **values}
         with pytest.raises(ConfigError, match=r"^training\.optimizer: a function has no settings"):
-            expand_shorthands(given)
+            load_config(FinetuneConfig(), given)
 
 
 def test_rules_apply_and_a_pull_is_refused():

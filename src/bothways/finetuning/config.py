@@ -383,7 +383,7 @@ SHORTHANDS: Mapping[str, str] = {
     "text": "task.columns.text", "text_b": "task.columns.text_b", "label": "task.columns.label",
     "adapter_only": "lora.adapter_only",
 }  # fmt: skip
-"""Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
+"""Common names of settings → their dotted paths; `load_config` reads `batch=16`, too."""
 
 SAME: Mapping[str, tuple[str, str]] = {
     **SAME_SETTINGS, "max_seq_length": ("length", "{}"),
@@ -396,23 +396,6 @@ SAME: Mapping[str, tuple[str, str]] = {
 """Names of other libraries with the same meaning, as in `SAME_SETTINGS`."""
 
 
-def expand_shorthands(overrides: values.Tree | Iterable[str]) -> dict[str, Any]:
-    """Return overrides as a tree in which common names are replaced by their dotted paths.
-
-        ["lr=3e-5", "batch=16"] → {"training": {"optimizer": {"lr": "3e-5"}}, "batch": {"n": "16"}}
-
-    Raises:
-        ConfigError: a text is not a setting, or a name without a path is part of a longer path.
-    """
-    if isinstance(overrides, Mapping):
-        tree = values.nest(overrides)
-    else:
-        tree = values.parse_overrides(overrides)
-    if "batch" in tree and not isinstance(tree["batch"], Mapping):
-        tree = {**tree, "batch": {"n": tree["batch"]}}
-    return expand_names(tree, SHORTHANDS, SAME)
-
-
 def load_config(
     base: FinetuneConfig, overrides: values.Tree | Iterable[str] = (), file: Path | None = None
 ) -> FinetuneConfig:
@@ -421,7 +404,13 @@ def load_config(
     Raises:
         ConfigError: an unknown setting, or a value that is not allowed.
     """
-    tree = expand_shorthands(overrides)
+    if isinstance(overrides, Mapping):
+        tree = values.nest(overrides)
+    else:
+        tree = values.parse_overrides(overrides)
+    if "batch" in tree and not isinstance(tree["batch"], Mapping):
+        tree["batch"] = {"n": tree["batch"]}
+    tree = expand_names(tree, SHORTHANDS, SAME)
     if "sharding" in {**(values.read_toml(file) if file else {}), **tree}:
         message = "fine-tuning holds the whole model in each rank, and has no such setting"
         less = "training.recompute=true, microbatch_tokens=…, lora.rank=8"
