@@ -16,7 +16,7 @@ import bothways
 from bothways.core.errors import CheckpointError, ResourceError
 from bothways.core.files import file_digest
 from bothways.core.source import Cursor
-from bothways.training import checkpoint, saved_state
+from bothways.training import saved_state
 from bothways.training.checkpoint import (
     Best,
     FolderStore,
@@ -55,10 +55,10 @@ def save_at(run, step, metrics=None):
     return save(run, *trained(), progress, metrics)
 
 
-def restore(folder, training_module=None, config=CONFIG):
+def restore(folder, training_module=None, config=CONFIG, plan=SINGLE):
     training_module = training_module or toy()
     optimizer = build_optimizer(AdamW(lr=0.01), training_module.named_parameters())
-    return read_checkpoint(folder).restore(RunTensors(training_module, optimizer, SINGLE), config)
+    return read_checkpoint(folder).restore(RunTensors(training_module, optimizer, plan), config)
 
 
 @pytest.fixture
@@ -351,10 +351,9 @@ def test_an_error_that_is_not_the_disks_is_left_as_it_is(tmp_path, monkeypatch):
 
 def test_more_ranks_than_before_draw_anew(saved):
     """A rank that had no state gets one of its own, the same each time."""
-    states = {"cpu": torch.get_rng_state()[None]}
     draws = []
     for rank in (0, 1, 1):
-        checkpoint._set_random(states, torch.device("cpu"), Plan(rank, 2, rank), RunState(steps=5))
+        restore(saved, plan=Plan(rank, 2, rank))
         draws.append(torch.rand(4))
     assert torch.equal(draws[1], draws[2])
     assert not torch.equal(draws[0], draws[1])

@@ -166,7 +166,15 @@ class Checkpoint:
             raise errors.CheckpointError(message, where=self.folder, fix=fix)
         saved_state.load_weights(self.folder, tensors.training_module)
         random = saved_state.load_state(self.folder, tensors.optimizer)
-        _set_random(random, device_of(tensors.training_module), tensors.plan, self.progress)
+        plan, device = tensors.plan, device_of(tensors.training_module)
+        if len(random["cpu"]) != plan.world:
+            draws = rng(self.progress.steps, "dropout", index=plan.rank)
+            torch.manual_seed(int(draws.integers(2**63)))
+            return self.progress
+        # Clones, since torch reads a state from the start of its storage, whatever row this is.
+        torch.set_rng_state(random["cpu"][plan.rank].clone())
+        if device.type == "cuda" and "cuda" in random:
+            torch.cuda.set_rng_state(random["cuda"][plan.rank].clone(), device)
         return self.progress
 
 
@@ -266,18 +274,6 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
 
 def _is_digest(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def _set_random(
-    states: Mapping[str, Tensor], device: torch.device, plan: Plan, progress: RunState
-) -> None:
-    if len(states["cpu"]) != plan.world:
-        torch.manual_seed(int(rng(progress.steps, "dropout", index=plan.rank).integers(2**63)))
-        return
-    # Clones, since torch reads a state from the start of its storage, whatever row this is.
-    torch.set_rng_state(states["cpu"][plan.rank].clone())
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"][plan.rank].clone(), device)
 
 
 @dataclass(frozen=True)
