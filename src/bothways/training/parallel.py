@@ -433,18 +433,6 @@ def own_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [t.to_local() if is_part(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
-def give_up_gathered(training_module: nn.Module) -> None:
-    """Drop gathered weights, which after an evaluation may still be there, with their old values.
-
-    The next forward pass gathers them again. To be called where weights change other than by a
-    step, after which they are dropped in any case.
-    """
-    for module in training_module.modules():
-        reshard = getattr(module, "reshard", None)  # FSDP2's, which takes a second to import
-        if callable(reshard):
-            reshard()
-
-
 def own_part_of(tensor: Tensor, target: Any) -> Tensor:
     """Return this rank's part of a whole tensor, placed as `target`; without communication."""
     if not is_part(target):

@@ -416,7 +416,12 @@ class Average(nn.Module):
     @torch.no_grad()
     def _set(self, values: list[Tensor]) -> None:
         torch._foreach_copy_(parallel.own_parts(self._weights), values)
-        parallel.give_up_gathered(self._training_module[0])
+        # Gathered weights, which may still be there after an evaluation, have the old values: the
+        # next forward pass gathers them again. After a step they are dropped in any case.
+        for module in self._training_module[0].modules():
+            reshard = getattr(module, "reshard", None)  # FSDP2's, which takes a second to import
+            if callable(reshard):
+                reshard()
 
 
 def use_average(training_module: TrainingModule) -> None:
