@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bothways.cli import main as cli
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from commands import run_line
 from toy_folder import FILLERS, GOOD, make_folder
 
 
@@ -39,18 +39,12 @@ def place(tmp_path_factory) -> Path:
     make_folder(folder / "bert", dropout=0.0)
     write_squad(folder / "train.json", 240, 0)
     write_squad(folder / "dev.json", 60, 1)
-    words = (
-        "finetune bert train.json --dev dev.json --task answer --out run --device cpu length=16 "
-    )
-    words += "task.stride=6 task.longest=3 training.optimizer.lr=3e-3"
+    words = "finetune bert train.json --dev dev.json --task answer --out run --device cpu"
+    words += " length=16 task.stride=6 task.longest=3 training.optimizer.lr=3e-3"
     with pytest.MonkeyPatch.context() as patch:
-        call(patch, folder, *words.split(), "training.until=3 epochs")
+        patch.chdir(folder)
+        run_line(*words.split(), "training.until=3 epochs")
     return folder
-
-
-def call(patch: pytest.MonkeyPatch, folder: Path, *words: str) -> None:
-    patch.chdir(folder)
-    cli.app(list(words), exit_on_error=False, result_action="return_value")
 
 
 def record_of(place: Path) -> dict[str, Any]:
@@ -73,12 +67,13 @@ def test_it_is_learned_and_the_threshold_stays(place):
 
 
 def test_evaluate_and_predict(place, monkeypatch, capsys):
-    call(monkeypatch, place, "evaluate", "run", "dev.json", "--json")
+    monkeypatch.chdir(place)
+    run_line("evaluate", "run", "dev.json", "--json")
     assert json.loads(capsys.readouterr().out) == pytest.approx(
         record_of(place)["metrics"], rel=1e-5
     )
     answers = write_squad(place / "new.json", 40, 2)
-    call(monkeypatch, place, "predict", "run", "new.json")
+    run_line("predict", "run", "new.json")
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["id"] for row in found] == list(answers)
     assert sum(row["text"] == answers[row["id"]] for row in found) > 36
@@ -87,7 +82,7 @@ def test_evaluate_and_predict(place, monkeypatch, capsys):
         {"question": "it was", "context": "the play was old"},
     ]
     (place / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    call(monkeypatch, place, "predict", "run", "new.jsonl")
+    run_line("predict", "run", "new.jsonl")
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["id"], first["text"], first["start"], first["end"]) == ("1", "fine", 13, 17)
     assert (second["text"], second["start"]) == ("", None)

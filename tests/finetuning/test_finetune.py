@@ -1,21 +1,26 @@
 """Fine-tuning from files: what comes out opens in transformers and here, an interrupted run ends where an unbroken one does,
 and every mistake is one message."""
 
+import itertools
 import json
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed import TCPStore
 
+import bothways
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, FolderError, ResourceError
 from bothways.core.report.sections import readable_number
 from bothways.finetuning import run as fitting
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
+from bothways.finetuning.lora import LoRALinear
 from bothways.finetuning.prepare import prepare_run, remarks
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.finetuning.stability import Stability
@@ -38,10 +43,11 @@ from toy_folder import (
     make_data,
     make_examples,
     make_folder,
+    make_rows,
     make_tokenizer,
 )
 from toy_task import fit_on_rank, fit_task, interrupt_score
-from toy_training import equal, metric_lines, on_ranks
+from toy_training import equal, metric_lines, on_ranks, signal_at
 
 FAST = replace(finetune_adam(), until=Epochs(5.0), optimizer=AdamW(lr=3e-3), precision="fp32")
 
@@ -267,3 +273,52 @@ def test_two_ranks_do_what_one_does(files, tmp_path):
         # A key's gradient is rounding, and Adam makes it as large as the rate.
         if not name.endswith("qkv.bias"):
             assert torch.allclose(tensor, shared[name], atol=5e-5), name
+
+
+def scores(count: int, seed: int) -> list[dict[str, Any]]:
+    """Scores far from 0, which the head learns in their own units."""
+    rows = make_rows(count, seed)
+    return [{"text": row["text"], "score": 10_000 + 3000 * (row["label"] == "pos")} for row in rows]
+
+
+def pairs(count: int, seed: int) -> list[dict[str, Any]]:
+    texts = [row["text"] for row in make_rows(count, seed)]
+    return [{"anchor": one, "positive": other} for one, other in itertools.pairwise(texts)]
+
+
+EVERYTHING = {"layer_decay": 0.9, "reinitialise": 1, "frozen": 1, "pull": 1.0}
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "low-rank": (make_rows, {"lora": {"rank": 2, "alpha": 4.0}}),
+    "stability": (make_rows, {"stability": EVERYTHING, "seed": 4, "order_seed": 7}),
+    "patience": (make_rows, {"early_stopping": 1, "evaluate": "2 steps"}),
+    "scores": (scores, {"task": "regress"}),
+    "few-shot": (make_rows, {"recipe": "few-shot", "few_shot": {"pairs": 4}}),
+    "vectors": (pairs, {"task": "embed"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_equals_one_without_a_break(case, folder, tmp_path):
+    make, settings = CASES[case]
+
+    def run(name: str, **more: Any) -> Any:
+        return bothways.finetune(
+            folder, make(64, 0), make(20, 1), out=tmp_path / name, until="8 steps", lr=3e-3,
+            length=16, device="cpu", progress=False, training={"save": "3 steps"},
+            **settings, **more,
+        )  # fmt: skip
+
+    whole, stopped = run("whole"), run("run", on_event=signal_at(2, signal.SIGTERM))
+    assert (stopped.folder, stopped.finished, stopped.progress.steps) == (None, False, 2)
+    assert not any(isinstance(part, LoRALinear) for part in stopped.task_model.modules())
+    again = run("run", resume=True)
+    assert again.metrics == whole.metrics
+    ends = [(done.progress.steps, done.progress.early) for done in (again, whole)]
+    assert ends[0] == ends[1]
+    assert equal(again.task_model, whole.task_model)
+    files = [Path(tmp_path, name, "model/model.safetensors") for name in ("run", "whole")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    if case == "stability":
+        card = (tmp_path / "whole/model/README.md").read_text()
+        assert "| pull | 1.0 |" in card
+        assert "| seed of the order | 7 |" in card

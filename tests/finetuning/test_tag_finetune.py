@@ -1,18 +1,22 @@
-"""Fine-tuning for tags from IOB1 columns: learned, saved, opened by transformers, and used from the command line."""
+"""Fine-tuning for tags, from IOB1 columns, character spans and characters: learned, saved, predicted."""
 
 import dataclasses
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bothways.cli.main import app
+import bothways
+from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.run import FinetuneResult, finetune
+from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs
+from commands import run_line
 from toy_folder import BAD, FILLERS, GOOD, make_folder
 
 LABELS = ("O", "B-BAD", "I-BAD", "B-GOOD", "I-GOOD")
@@ -69,11 +73,11 @@ def test_a_separable_task_is_learned_from_iob1(run):
 def test_the_commands_evaluate_and_predict(run, monkeypatch, capsys):
     done, folder = run
     monkeypatch.chdir(folder)
-    app(["evaluate", "run", "dev.conll", "--json"], result_action="return_value")
+    run_line("evaluate", "run", "dev.conll", "--json")
     assert json.loads(capsys.readouterr().out) == pytest.approx(done.metrics, rel=1e-4)
     text = "the film was bad awful and it ends  with a good play"
     (folder / "text.txt").write_text(f"{text}\n\nthe bad\n")
-    app(["predict", "run", "text.txt"], result_action="return_value")
+    run_line("predict", "run", "text.txt")
     first, empty, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert [(e["type"], e["start"]) for e in first["entities"]] == [
         ("BAD", text.index("bad")),
@@ -82,3 +86,51 @@ def test_the_commands_evaluate_and_predict(run, monkeypatch, capsys):
     assert all(text[e["start"] : e["end"]] == e["text"] for e in first["entities"])
     assert empty == {"entities": [], "words": [], "tags": []}
     assert last["tags"] == ["O", "B-BAD"]
+
+
+TEXT = "a good film."
+ROWS = [{"text": TEXT, "label": [[2, 6, "X"]]}, {"text": f"{TEXT} bad", "label": [[13, 16, "X"]]}]
+
+
+def tune(folder: Path, out: Path | None, train: Any, dev: Any) -> Any:
+    make_folder(folder)
+    return bothways.finetune(
+        folder, train, dev, "ner", out=out, progress=False, **{"training.until": "1 epochs"}
+    )
+
+
+def test_predicted_spans_can_be_trained_on(tmp_path, capsys):
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(json.dumps(row) + "\n" for row in ROWS * 8), encoding="utf8")
+    out = tmp_path / "run"
+    done = tune(tmp_path / "bert", out, train, ROWS)
+    assert done.task_model.labels == ("O", "B-X", "I-X")
+    predictor = bothways.load(out)
+    assert predictor.evaluate(ROWS)["f1"] == predictor.evaluate(train)["f1"]
+    texts = tmp_path / "new.txt"
+    texts.write_text(f"{TEXT}\nbad\n\n", encoding="utf8")
+    capsys.readouterr()
+    run_line("predict", out, texts, "--format", "spans")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["text"] for line in lines] == [TEXT, "bad", ""]
+    assert lines == [prediction.to_spans() for prediction in predictor([TEXT, "bad", ""])]
+    run_line("predict", out, texts, "--format", "spans", "--out", tmp_path / "parts")
+    (part,) = (tmp_path / "parts").glob("part-*")
+    assert [json.loads(line) for line in part.read_text("utf8").splitlines()] == lines
+    examples = list(TaggingTask().read(str(part)).examples)
+    tags = [prediction.tags for prediction in predictor([TEXT, "bad", ""])]
+    assert [len(example.tags or ()) for example in examples] == [*map(len, tags)]
+
+
+def test_spans_are_of_entities():
+    with pytest.raises(ConfigError):
+        TagPrediction(("a",), ("NN",), None).to_spans()
+
+
+def test_a_model_of_characters_splits_texts_into_characters(tmp_path):
+    row = {"tokens": [*"我有10年"], "ner_tags": ["O", "O", "B-N", "I-N", "O"]}
+    out = tmp_path / "run"
+    tune(tmp_path / "bert", out, [row] * 8, [row])
+    saved = bothways.load(out)
+    assert saved.task_model.task.splitter == "characters"
+    assert saved("我 有10年").words == ("我", "有", "1", "0", "年")
