@@ -23,6 +23,7 @@ from bothways.training.cuda_graph import GraphedUpdates
 from bothways.training.optimizers import AdamW, Lamb, ParameterRule, build_optimizer, same_for_all
 from bothways.training.parallel import Plan
 from bothways.training.saved_state import RunTensors
+from spread import in_turn
 
 OBJECTIVE = MaskedLMNextSentence()
 ENCODER = EncoderConfig(97, 16, 2, 2, 32, dropout=Dropouts(0.0, 0.0))
@@ -49,8 +50,7 @@ def module() -> MaskedLMModule:
     return MaskedLMModule(Model(*OBJECTIVE.models(ENCODER)["model"]))
 
 
-@pytest.mark.parametrize("longest", [5, 16, 100, 512])
-@pytest.mark.parametrize("count", [1, 7, 20])
+@pytest.mark.parametrize(("longest", "count"), in_turn([(5,), (16,), (100,), (512,)], [1, 7, 20]))
 def test_what_fills_a_batch_changes_no_loss_and_no_gradient(longest, count, rng):
     learner = module().double()
     usual = batch_of(rng.integers(min(4, longest), longest + 1, count).tolist(), rng)

@@ -28,6 +28,7 @@ from bothways.training.optimizers import (
 )
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import RunState, Steps, rate_factor
+from spread import in_turn
 from toy_folder import make_examples, make_folder
 from toy_training import SINGLE, TRAINING, equal, steps, toy
 
@@ -297,15 +298,17 @@ def assert_equal(first, second):
         torch.testing.assert_close(mine, other, rtol=0, atol=5e-5)
 
 
+BY_ROWS = AdamW(lr=0.02, decay=0.3), AdamW(lr=0.02, decay=0.0), BertAdam(lr=0.02, decay=0.3)
+
+
 @pytest.mark.parametrize(
-    "config", [AdamW(lr=0.02, decay=0.3), AdamW(lr=0.02, decay=0.0), BertAdam(lr=0.02, decay=0.3)]
+    ("clip_norm", "pull", "config"),
+    in_turn([(None, 0.0), (None, 1.5), (0.5, 0.0), (0.5, 1.5)], BY_ROWS),
 )
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("pull", [0.0, 1.5])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
 )
-def test_by_rows_is_the_dense_update(config, clip_norm, pull, dtype):
+def test_by_rows_is_the_dense_update(clip_norm, pull, config, dtype):
     ours, theirs = networks(dtype)
     optimizers = [
         build_optimizer(config, net.named_parameters(), lambda _: ParameterRule(pull=pull))
