@@ -25,7 +25,7 @@ from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets, pack
 from bothways.core.errors import BothwaysError
 from bothways.core.progress import SILENT, Progress
 from bothways.core.source import Cursor, Sequence, TrainingStep as ToyStep, rng
-from bothways.core.training_module import Loss, TrainingModule
+from bothways.core.training_module import Loss, TrainingModule, hidden_matrices
 from bothways.pretraining import run as pretraining_run
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, FolderStore, Keep, Store
@@ -152,7 +152,7 @@ def fit_toy(
     """Train; weights, and the first moments, which after one step are the gradients times 1 − β₁."""
     with sharded(training_module, plan):
         parameters = training_module.trained_parameters()
-        optimizer = build_optimizer(config, parameters, matrices=training_module.matrices())
+        optimizer = build_optimizer(config, parameters, matrices=hidden_matrices(training_module))
         tensors = RunTensors(training_module, optimizer, plan)
         loop = Loop(tensors, lambda progress: 1.0, precision="fp32", clip_norm=clip_norm)
         loop.train(batches, Steps(until), RunState())

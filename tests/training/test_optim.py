@@ -16,6 +16,7 @@ import bothways
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
+from bothways.core.training_module import hidden_matrices
 from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.model.families.catalogue import PRESETS
 from bothways.model.heads import MaskedHead
@@ -576,7 +577,7 @@ def build_training_module(preset):
 def test_muon_gets_the_matrices_of_blocks_and_adamw_all_else(preset, stacked):
     training_module = build_training_module(preset)
     named = dict(training_module.trained_parameters())
-    found = parameter_groups(named.items(), Muon(), matrices=training_module.matrices())
+    found = parameter_groups(named.items(), Muon(), matrices=hidden_matrices(training_module))
     kinds = {id(p): (g["update"], g.get("parts")) for g in found for p in g["params"]}
     assert len(kinds) == len(named)
     for name, parameter in named.items():

@@ -43,6 +43,18 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
+def hidden_matrices(module: nn.Module) -> dict[str, int]:
+    """Return the hidden matrices by parameter name, and how many matrices each one stacks.
+
+    Submodules declare theirs in an attribute of this name, such as {"qkv.weight": 3}.
+    """
+    return {
+        f"{name}.{matrix_name}".removeprefix("."): count
+        for name, submodule in module.named_modules()
+        for matrix_name, count in getattr(submodule, "hidden_matrices", {}).items()
+    }
+
+
 class TrainingModule(nn.Module):
     """A model that knows its losses. Subclasses define `weights` and `forward`.
 
@@ -88,17 +100,6 @@ class TrainingModule(nn.Module):
         mode; a resumed run builds them again.
         """
         return ()
-
-    def matrices(self) -> dict[str, int]:
-        """Return the hidden matrices by parameter name, and how many matrices each one stacks.
-
-        Modules declare theirs in an attribute `hidden_matrices`, such as {"qkv.weight": 3}.
-        """
-        return {
-            f"{name}.{matrix_name}".removeprefix("."): count
-            for name, module in self.named_modules()
-            for matrix_name, count in getattr(module, "hidden_matrices", {}).items()
-        }
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the named parameters that are not frozen."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bothways.core.errors import ConfigError, DataError, Finding, argument, call, report_findings
 from bothways.core.source import Cursor, Source
-from bothways.core.training_module import TrainingModule
+from bothways.core.training_module import TrainingModule, hidden_matrices
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, Corpora, CorpusSource, MixedSource
 from bothways.data.epoch_order import DocumentIds
@@ -452,10 +452,9 @@ def grow(model: Model, encoder: EncoderConfig) -> Model:
     larger, state = Model(encoder, model.specification), model.state_dict()
     layers = spread_layers(encoder.depth, model.config.depth)
     stacks, head_size = dict[str, int](), encoder.width // encoder.heads
+    for name, count in hidden_matrices(larger).items():
+        stacks[name] = stacks[f"{name.removesuffix('weight')}bias"] = count
     for prefix, module in larger.named_modules():
-        for name, count in getattr(module, "hidden_matrices", {}).items():
-            stem = f"{prefix}.{name.removesuffix('weight')}"
-            stacks[f"{stem}weight"] = stacks[f"{stem}bias"] = count
         if isinstance(module, Attention):
             stacks[f"{prefix}.bias"] = 2  # of queries and values
     weights = dict[str, Tensor]()

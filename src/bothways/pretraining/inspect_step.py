@@ -26,6 +26,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.report.sections import TokenSequence
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Cursor
+from bothways.core.training_module import hidden_matrices
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import Corpora, Smoothed
 from bothways.pretraining import run
@@ -225,7 +226,7 @@ class Repeat:
             raise CheckpointError(message, where=folder, fix=fix)
         module = self.training_module = build_training_module(settings, corpora, device)
         torch.manual_seed(settings.seed + 1)
-        parameters, matrices = module.trained_parameters(), module.matrices()
+        parameters, matrices = module.trained_parameters(), hidden_matrices(module)
         optimizer = build_optimizer(settings.training.optimizer, parameters, matrices=matrices)
         if settings.training.ema is not None:
             Average(module, settings.training.ema)  # checkpoints hold it

@@ -287,7 +287,7 @@ def build_optimizer(
 
     Args:
         matrices: the hidden matrices by name, with the number of matrices stacked in each
-            (`TrainingModule.matrices`).
+            (`hidden_matrices`).
 
     Raises:
         ConfigError: no parameter needs a gradient, a function makes no suitable optimizer, a pull

@@ -29,7 +29,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.source import TrainingStep
 from bothways.core.terminal import quantity
-from bothways.core.training_module import TrainingModule
+from bothways.core.training_module import TrainingModule, hidden_matrices
 from bothways.model.block import Block
 from bothways.model.model import Encoder
 from bothways.training import meter as meters, optimizers, schedules
@@ -305,7 +305,7 @@ class TrainingRun:
         """
         module, training, end = self.training_module, self.training, self.training.end
         with sharded(module, self.plan):
-            parameters, matrices = module.trained_parameters(), module.matrices()
+            parameters, matrices = module.trained_parameters(), hidden_matrices(module)
             optimizer = optimizers.build_optimizer(
                 training.optimizer, parameters, self.rules, matrices
             )

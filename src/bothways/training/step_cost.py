@@ -30,7 +30,7 @@ from bothways.core.errors import Finding, ResourceError, os_errors
 from bothways.core.files import make_folder
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.runtime import devices
-from bothways.core.training_module import TrainingModule
+from bothways.core.training_module import TrainingModule, hidden_matrices
 from bothways.model.attention import dispatch, patterns
 from bothways.model.attention.mask import sees_all
 from bothways.model.config import EncoderConfig, Gated
@@ -269,11 +269,9 @@ class WeightCounts(NamedTuple):
         for spec in models:
             with without_weights():
                 model = Model(*spec)
-            parameters += sum(weight.numel() for weight in model.parameters())
-            for module in model.modules():
-                names = getattr(module, "hidden_matrices", {})
-                weights = module.named_parameters() if names else ()
-                hidden += sum(weight.numel() for name, weight in weights if name in names)
+            sizes = {name: weight.numel() for name, weight in model.named_parameters()}
+            parameters += sum(sizes.values())
+            hidden += sum(sizes.get(name, 0) for name in hidden_matrices(model))
             for block in model.encoder.blocks.children():
                 blocks.append(sum(weight.numel() for weight in block.parameters()))
         return cls(parameters, hidden, sum(blocks), max(blocks, default=0))
@@ -385,7 +383,7 @@ def moment_bytes(
     Values that an optimizer has once for a row or a parameter, such as its step, are not counted.
 
     Returns:
-        Those of the matrices that a training module declares (`TrainingModule.matrices`), and those
+        Those of the matrices that a training module declares (`hidden_matrices`), and those
         of tables, heads, biases and LayerNorms.
 
     Raises:
@@ -568,7 +566,7 @@ def measure_updates(
     Dropout draws from torch's generator: seed it afterwards.
     """
     device, per_token, update = devices.device_of(training_module), list[float](), 0.0
-    weights, matrices = training_module.trained_parameters(), training_module.matrices()
+    weights, matrices = training_module.trained_parameters(), hidden_matrices(training_module)
     optimizer = optimizers.build_optimizer(training.optimizer, weights, matrices=matrices)
     optimizers.set_rate(optimizer, 0.0)
     training_module.train()

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import ResourceError
 from bothways.core.source import Sequence
+from bothways.core.training_module import hidden_matrices
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
@@ -85,11 +86,7 @@ def test_the_parts_of_a_whole_rank():
 def test_the_moments_are_those_that_the_optimizer_keeps(optimizer):
     encoder = dataclasses.replace(ENCODER, depth=2)
     model = Model(encoder, (MaskedHead(), PairHead()))
-    matrices = {
-        f"{name}.{own}": count
-        for name, module in model.named_modules()
-        for own, count in getattr(module, "hidden_matrices", {}).items()
-    }
+    matrices = hidden_matrices(model)
     given = dataclasses.replace(optimizer, lr=1.0) if hasattr(optimizer, "kind") else optimizer
     real = optimizers.build_optimizer(given, model.named_parameters(), matrices=matrices)
     for parameter in model.parameters():
