@@ -89,6 +89,18 @@ def toy(dropout: float = 0.0, dtype: torch.dtype = torch.float32) -> Toy:
     return Toy(dropout).to(dtype)
 
 
+class Taught(Toy):
+    """A toy with a frozen teacher, which learns its tokens with three times the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coefficients = {"masked": 3.0}
+        self.teacher = toy(dropout=0.5)
+
+    def frozen(self) -> tuple[str, ...]:
+        return ("teacher.",)
+
+
 def sequence(epoch: int, item: int) -> Sequence:
     """It hides one to three tokens; every third has no label."""
     draws = rng(3, "toy", epoch=epoch, index=item)
@@ -194,6 +206,8 @@ TRAINING = Training(
 
 WHOLE = (Lamb(lr=0.01), StableAdamW(lr=0.01), Muon(lr=0.01))
 """The optimizers whose update depends on whole matrices."""
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+"""An optimizer of torch's own."""
 FITS: dict[str, tuple[int, OptimizerConfig, int]] = {
     **{f"{size} sequences": (size, AdamW(lr=0.01), 3) for size in (6, 7, 1)},
     **{f"gradients of {size} sequences": (size, AdamW(lr=0.01), 1) for size in (6, 7, 1)},

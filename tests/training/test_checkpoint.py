@@ -37,7 +37,7 @@ from bothways.training.parallel import Plan
 from bothways.training.saved_state import RunTensors, save_checkpoint
 from bothways.training.schedules import RunState
 from heard_progress import Heard
-from toy_training import CONFIG, SINGLE, Toy, equal, exit_code, processes, toy
+from toy_training import CONFIG, SINGLE, Taught, equal, exit_code, processes, toy
 
 
 def trained():
@@ -366,14 +366,6 @@ def test_more_ranks_than_before_draw_anew(saved):
 
 
 def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_path):
-    class Taught(Toy):
-        def __init__(self):
-            super().__init__()
-            self.teacher = toy()
-
-        def frozen(self):
-            return ("teacher.",)
-
     training_module = Taught()
     optimizer = build_optimizer(AdamW(), training_module.trained_parameters())
     folder = save(tmp_path, training_module, optimizer, RunState(steps=1))

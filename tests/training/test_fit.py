@@ -13,7 +13,18 @@ from bothways.training.meter import Meter
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Epochs, Hours, RunState, Steps, Tokens
-from toy_training import SINGLE, Toy, ToyStep, broken_at, equal, fit_toy, sequence, steps, toy
+from toy_training import (
+    SINGLE,
+    Taught,
+    Toy,
+    ToyStep,
+    broken_at,
+    equal,
+    fit_toy,
+    sequence,
+    steps,
+    toy,
+)
 
 
 def run(
@@ -202,18 +213,6 @@ def test_adding_a_microbatch_fetches_nothing_from_the_device():
     meter.add({"masked": 1.0}, {"masked": Loss(torch.empty((), device="meta"))})
     meter.close(RunState(steps=1), torch.empty((), device="meta"), 0.1, 0.0, 0)
     assert meter.pending
-
-
-class Taught(Toy):
-    """A toy with a frozen teacher, whose inner layer it imitates with three times the weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.coefficients = {"masked": 3.0}
-        self.teacher = toy(dropout=0.5)
-
-    def frozen(self):
-        return ("teacher.",)
 
 
 def test_it_learns_in_training_mode_and_leaves_frozen_parts_in_evaluation_mode():

@@ -40,7 +40,7 @@ from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import RunState, Steps, rate_factor
 from spread import in_turn
 from toy_folder import make_examples, make_folder
-from toy_training import SINGLE, TRAINING, WHOLE, equal, steps, toy
+from toy_training import SGD, SINGLE, TRAINING, WHOLE, equal, steps, toy
 
 MATRICES = {"1.weight": 1, "3.weight": 3}
 KINDS = [AdamW, BertAdam, Lamb, StableAdamW, Muon]
@@ -95,9 +95,6 @@ def test_adamw_with_clipping_is_torchs(clip_norm):
     rtol, atol = (0, 1e-12) if clip_norm is None else (1e-4, 1e-5)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=rtol, atol=atol)
-
-
-SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, SGD])

@@ -1,7 +1,6 @@
 """Runs that are killed, stopped and resumed: each must end as if nothing had happened."""
 
 import dataclasses
-import functools
 import itertools
 import os
 import shutil
@@ -19,6 +18,7 @@ from bothways.training.trackers import JsonLines
 from heard_progress import Heard
 from toy_training import (
     CONFIG,
+    SGD,
     TRAINING,
     WHOLE,
     broken_at,
@@ -106,9 +106,6 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number, whole, t
     assert signal.getsignal(number) == before
     assert session(tmp_path).steps == 14
     assert equal_weights(tmp_path, whole)
-
-
-SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 @pytest.mark.parametrize("optimizer", [*WHOLE, SGD])

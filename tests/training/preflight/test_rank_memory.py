@@ -37,6 +37,7 @@ from bothways.training.step_cost import (
     kept_floats,
 )
 from commands import run_line
+from toy_training import SGD
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 VOCABULARY, WIDTH, DEPTH = 1000, 64, 4
@@ -79,7 +80,7 @@ def test_the_parts_of_a_whole_rank():
     [
         optimizers.AdamW(lr="auto"), optimizers.Lamb(), optimizers.Muon(),
         functools.partial(torch.optim.SGD, lr=0.1),
-        functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        SGD,
         functools.partial(torch.optim.AdamW, amsgrad=True),
     ],
 )  # fmt: skip
