@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import Finding
 from bothways.core.source import rng
+from bothways.core.training_module import hidden_matrices
 from bothways.hub.adapter import LowRankChange
 from bothways.model.model import Model
 from bothways.tasks.base import OutputScale
@@ -125,15 +126,14 @@ def add_changes(model: Model, lora: LoRA | None, seed: int, frozen: int = 0) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "lora").integers(2**63)))
         for block in [*model.encoder.blocks][max(0, frozen - 1) :]:
-            for module in list(block.modules()):
-                for weight, stacked in getattr(module, "hidden_matrices", {}).items():
-                    name = weight.removesuffix(".weight")
-                    whole = lora.matrices == "all"
-                    changed = tuple(range(stacked)) if whole else _QUERY_VALUE.get(name, ())
-                    linear = getattr(module, name)
-                    if linear is not None and changed:
-                        layer = LoRALinear(linear, lora, stacked, changed)
-                        setattr(module, name, layer.train(module.training))
+            for path, stacked in hidden_matrices(block).items():
+                parent, _, name = path.removesuffix(".weight").rpartition(".")
+                whole, module = lora.matrices == "all", block.get_submodule(parent)
+                changed = tuple(range(stacked)) if whole else _QUERY_VALUE.get(name, ())
+                linear = getattr(module, name)
+                if linear is not None and changed:
+                    layer = LoRALinear(linear, lora, stacked, changed)
+                    setattr(module, name, layer.train(module.training))
 
 
 _QUERY_VALUE: dict[str, tuple[int, ...]] = {
