@@ -45,9 +45,9 @@ def test_a_step_is_three_forward_passes_on_all_ranks(world):
 
 
 def on_two_ranks(
-    begin: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[float], list[torch.Tensor]]:
-    """What each rank of a run hands to the loop to compare with, and what it would draw there first."""
+    begin: Callable[[], object], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> list[float]:
+    """What each rank of a run hands to the loop to compare with; they draw by the seed and their number."""
     peaks, draws = [], []
 
     def train(run: loop.TrainingRun) -> RunState:
@@ -62,7 +62,10 @@ def on_two_ranks(
     for rank in (0, 1):
         monkeypatch.setattr(parallel, "plan_here", lambda rank=rank: Plan(rank, 2, rank))
         begin()
-    return peaks, draws
+    assert not torch.equal(*draws)
+    torch.manual_seed(seed + 1)
+    assert torch.equal(torch.rand(4), draws[0])
+    return peaks
 
 
 class Unasked(HeldOut):
@@ -77,9 +80,8 @@ def test_ranks_that_pre_train_draw_by_their_number(corpus, tmp_path, monkeypatch
     settings = small_run(corpus, Steps(2), sharding=None)
     settings = replace(settings, objective=replace(settings.objective, masking=Masking(rate=0.3)))
     monkeypatch.setattr(pre_training, "HeldOut", Unasked)
-    peaks, draws = on_two_ranks(
-        lambda: pre_training.pretrain(settings, corpus, tmp_path / "run"), monkeypatch
-    )
+    begin = partial(pre_training.pretrain, settings, corpus, tmp_path / "run")
+    peaks = on_two_ranks(begin, settings.seed, monkeypatch)
     forward = forward_flops(
         settings.encoder,
         (MaskedHead(), PoolerHead(), PairHead()),
@@ -87,9 +89,6 @@ def test_ranks_that_pre_train_draw_by_their_number(corpus, tmp_path, monkeypatch
         predicted_share(settings.objective),
     )
     assert peaks == [2 * RATE / (3 * forward)] * 2
-    assert not torch.equal(*draws)
-    torch.manual_seed(settings.seed + 1)
-    assert torch.equal(torch.rand(4), draws[0])
 
 
 def test_ranks_that_fine_tune_draw_by_their_number(tmp_path, monkeypatch):
@@ -98,13 +97,10 @@ def test_ranks_that_fine_tune_draw_by_their_number(tmp_path, monkeypatch):
         model=str(make_folder(tmp_path / "bert")), train=train, training=FP32, length=16
     )
     begin = partial(fine_tuning.finetune, settings, tmp_path / "run", device="cpu")
-    peaks, draws = on_two_ranks(begin, monkeypatch)
+    peaks = on_two_ranks(begin, settings.ordered_by, monkeypatch)
     ready = prepare_run(settings, tmp_path / "other", CPU)
     lengths = [len(sequence.ids) for sequence in ready.data.sequences]
     forward = forward_flops(
         ready.task_model.model.config, (LabelHead(2), PoolerHead()), sum(lengths) // len(lengths)
     )
     assert peaks == [2 * RATE / (3 * forward)] * 2
-    assert not torch.equal(*draws)
-    torch.manual_seed(settings.ordered_by + 1)
-    assert torch.equal(torch.rand(4), draws[0])
