@@ -65,6 +65,7 @@ from bothways.training.schedules import (
     rate_factor,
 )
 from commands import run_line
+from spread import in_turn
 from toy_corpora import write_bytes
 from toy_pretraining import small_encoder, small_run
 from toy_training import equal, metric_lines, stop_at
@@ -331,10 +332,14 @@ def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "batch"), [("short", TokenBudget(16_384)), ("modern", GPU_RAMP)]
+    ("recipe", "batch", "run"),
+    in_turn(
+        [("short", TokenBudget(16_384)), ("modern", GPU_RAMP)],
+        [("bert-mini", 24e9), ("bert-large", 141e9)],
+    ),
 )
-@pytest.mark.parametrize(("model", "memory"), [("bert-mini", 24e9), ("bert-large", 141e9)])
-def test_updates_fill_a_gpu_and_fit_into_it(recipe, batch, model, memory):
+def test_updates_fill_a_gpu_and_fit_into_it(recipe, batch, run):
+    model, memory = run
     encoder = preset(model)
 
     def chosen(*words: str, recipe: str = recipe, gpu: float | None = memory) -> PretrainConfig:
