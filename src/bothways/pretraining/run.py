@@ -411,28 +411,21 @@ def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> It
     Args:
         metrics: of the end of the run, with baselines such as "unigram/loss/masked".
     """
-    names = dict.fromkeys(
-        name for record in records for name in record if name.startswith(("loss/", "accuracy/"))
-    )
-    for name in names:
+    keys = dict.fromkeys(key for record in records for key in record)
+    for name in (key for key in keys if key.startswith(("loss/", "accuracy/"))):
         kind, target = name.split("/", 1)
-        lines = [
-            metric_line("training", records, name),
-            metric_line("held-out", records, f"held-out/{name}"),
-        ]
-        # Of several corpora, "held-out/CORPUS/loss/…".
-        keys = dict.fromkeys(key for record in records for key in record)
-        held_out = [key[9:] for key in keys if key.startswith("held-out/")]
-        for corpus in (k.removesuffix(f"/{name}") for k in held_out if k.endswith(f"/{name}")):
-            lines.append(metric_line(f"held-out, {corpus}", records, f"held-out/{corpus}/{name}"))
+        lines = [metric_line("training", records, name)]
+        for key in keys:  # also "held-out/CORPUS/loss/…", of several corpora
+            if key.startswith("held-out/") and key.endswith(f"/{name}"):
+                source = key.removesuffix(f"/{name}").replace("/", ", ", 1)
+                lines.append(metric_line(source, records, key))
         baselines = {
             title: metrics[f"{prefix}/{name}"]
             for prefix, title in BASELINES.items()
             if f"{prefix}/{name}" in metrics
         }
-        title, drawn = f"{kind.capitalize()}: {target}", [line for line in lines if line.x]
-        percent = kind == "accuracy"
-        yield s.Curves(title, _TOKENS, _UNITS[kind], drawn, baselines, percent, note)
+        title, percent = f"{kind.capitalize()}: {target}", kind == "accuracy"
+        yield s.Curves(title, _TOKENS, _UNITS[kind], lines, baselines, percent, note)
 
 
 def write_run_page(
