@@ -265,11 +265,11 @@ class Loader:
                 group, tokens, tokens_read = [], 0, tokens_read + tokens
             cursor = next_cursor
 
-    def epoch(self, number: int = 0) -> Iterator[TrainingStep]:
+    def epoch(self) -> Iterator[TrainingStep]:
         """Yield the steps of one epoch, for evaluation; large steps make tight microbatches."""
-        for step in self.steps(Cursor(number)):
+        for step in self.steps(Cursor()):
             yield step
-            if step.cursor.epoch > number:
+            if step.cursor.epoch:
                 return
 
     def sequences(self, cursor: Cursor) -> Iterator[tuple[Sequence, Sequence]]:
