@@ -244,6 +244,43 @@ class PairSegments(Segments):
         fix = "Set objective=masked_lm, as RoBERTa does."
         return [Finding("heads", "error", message, "objective.segments", fix)]
 
+    def _gather_chunks(
+        self, block: EpochBlock, rng: np.random.Generator, *, pairs_again: bool
+    ) -> Whole:
+        """Cut each document into chunks of its target length, and each chunk in two.
+
+        A target length is `room`, or for a share `short` of the documents a draw from 2 on.
+
+        Args:
+            pairs_again: whether half of the chunks, and those of one sentence, keep only their
+                first part: the second one is drawn from elsewhere, and its sentences open the next
+                chunk.
+
+        Returns:
+            `(6, chunks)` with the rows owner of the document, its target length, first sentence of
+            A, first sentence of B (the end of a chunk of one sentence), end, and 1 where B is drawn
+            from elsewhere.
+        """
+        owners, edges = block.owners.tolist(), block.edges.tolist()
+        drawn = rng.integers(2, self.room, size=len(owners), endpoint=True)
+        targets = np.where(rng.random(len(owners)) < self.short, drawn, self.room).tolist()
+        # bounds[i] is the number of tokens before sentence i: tokens [i, j) are a difference.
+        bounds = np.concatenate([[0], np.cumsum(block.stops - block.starts)]).tolist()
+        draws = iter(rng.random((1 + pairs_again) * len(block.starts)).tolist())
+        chunks: list[tuple[int, int, int, int, int, int]] = []
+        for document, (owner, target) in enumerate(zip(owners, targets, strict=True)):
+            at, end = edges[document], edges[document + 1]
+            while at < end:
+                # The first sentence at whose end the chunk has `target` tokens, or the last one.
+                stop = bisect_left(bounds, bounds[at] + target, at + 1, end)
+                remaining = stop - at - 1
+                middle = at + 1 + int(next(draws) * remaining) if remaining else stop
+                elsewhere = pairs_again and (not remaining or next(draws) < 0.5)
+                chunks.append((owner, target, at, middle, stop, elsewhere))
+                at = middle if elsewhere else stop
+        rows: Whole = np.array(chunks, dtype=np.int64).T
+        return rows
+
 
 _FROM_OTHERS = "next sentence prediction draws its random segments from other documents"
 _FOUR_DOCUMENTS = (
@@ -271,15 +308,14 @@ class NextSentence(PairSegments):
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
     ) -> list[PairPlan]:
-        targets = target_lengths(len(block.owners), self.room, self.short, rng)
-        document, begin, middle, stop, label = gather_chunks(block, targets, rng, pairs_again=True)
+        chunks = self._gather_chunks(block, rng, pairs_again=True)
+        owner, target, begin, middle, stop, label = chunks
         a, a_stop = block.starts[begin], block.stops[middle - 1]
         # A random pair of one sentence has no rest; its unused `middle` may be past the block.
         b, b_stop = block.starts[np.minimum(middle, len(block.starts) - 1)], block.stops[stop - 1]
         random = np.flatnonzero(label)
-        target_tokens = (targets[document] - (a_stop - a))[random]
         b[random], b_stop[random] = draw_other_segments(
-            block.owners[document[random]], target_tokens, selection, rng
+            owner[random], (target - (a_stop - a))[random], selection, rng
         )
         return shuffled_pairs((a, a_stop, b, b_stop), label, self.room, rng)
 
@@ -330,8 +366,8 @@ class SentenceOrder(PairSegments):
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
     ) -> list[PairPlan]:
-        targets = target_lengths(len(block.owners), self.room, self.short, rng)
-        document, begin, middle, stop, _ = gather_chunks(block, targets, rng, pairs_again=False)
+        chunks = self._gather_chunks(block, rng, pairs_again=False)
+        owner, target, begin, middle, stop, _ = chunks
         a, b_stop = block.starts[begin], block.stops[stop - 1]
         # Sentences of a document are contiguous: A ends where B begins, in one array for both.
         a_stop = b = np.where(middle < stop, block.stops[middle - 1], b_stop)
@@ -348,10 +384,8 @@ class SentenceOrder(PairSegments):
                 is_other = single
                 if is_other.any():
                     b = b.copy()
-                    target_tokens = (targets[document] - (a_stop - a))[is_other]
-                    owners = block.owners[document[is_other]]
                     b[is_other], b_stop[is_other] = draw_other_segments(
-                        owners, target_tokens, selection, rng
+                        owner[is_other], (target - (a_stop - a))[is_other], selection, rng
                     )
             case _:
                 assert_never(self.single)
@@ -383,44 +417,6 @@ def shuffled_pairs(
     cut_b = b + front_b, b_stop - (from_b - front_b)
     pairs = np.stack([*cut_a, *cut_b, label], axis=1)
     return [PairPlan._make(pair) for pair in rng.permutation(pairs).tolist()]
-
-
-def target_lengths(documents: int, room: int, short: float, rng: np.random.Generator) -> Whole:
-    """Return a target length for each document: `room`, or for a share `short` a draw from 2 on."""
-    drawn = rng.integers(2, room, size=documents, endpoint=True)
-    return np.where(rng.random(documents) < short, drawn, room)
-
-
-def gather_chunks(
-    block: EpochBlock, targets: Whole, rng: np.random.Generator, *, pairs_again: bool
-) -> Whole:
-    """Cut each document into chunks of its target length, and each chunk in two.
-
-    Args:
-        pairs_again: whether half of the chunks, and those of one sentence, keep only their first
-            part: the second one is drawn from elsewhere, and its sentences open the next chunk.
-
-    Returns:
-        `(5, chunks)` with the rows document, first sentence of A, first sentence of B (the end of a
-        chunk of one sentence), end, and 1 where B is drawn from elsewhere.
-    """
-    # bounds[i] is the number of tokens before sentence i, so that tokens [i, j) are a difference.
-    bounds = np.concatenate([[0], np.cumsum(block.stops - block.starts)]).tolist()
-    edges = block.edges.tolist()
-    draws = iter(rng.random((1 + pairs_again) * len(block.starts)).tolist())
-    chunks: list[tuple[int, int, int, int, int]] = []
-    for document, target in enumerate(targets.tolist()):
-        at, end = edges[document], edges[document + 1]
-        while at < end:
-            # The first sentence at whose end the chunk has `target` tokens, or the document's last.
-            stop = bisect_left(bounds, bounds[at] + target, at + 1, end)
-            remaining = stop - at - 1
-            middle = at + 1 + int(next(draws) * remaining) if remaining else stop
-            elsewhere = pairs_again and (not remaining or next(draws) < 0.5)
-            chunks.append((document, at, middle, stop, elsewhere))
-            at = middle if elsewhere else stop
-    rows: Whole = np.array(chunks, dtype=np.int64).T
-    return rows
 
 
 def draw_other_segments(
