@@ -11,14 +11,7 @@ import pytest
 from bothways.core.config.reader import read, to_dict
 from bothways.core.errors import ConfigError
 from bothways.data.cleaning import rules, words as words_module
-from bothways.data.cleaning.config import (
-    FILTERS,
-    Cleaning,
-    c4,
-    clean_texts,
-    gopher,
-    make_cleaning,
-)
+from bothways.data.cleaning.config import FILTERS, Cleaning, clean_texts, make_cleaning
 from bothways.data.cleaning.words import count_words, find_words
 from bothways.data.sentences import split_sentences
 
@@ -94,7 +87,7 @@ def test_repetition_of_ngrams_is_that_of_a_plain_count():
 
 def test_the_presets_have_the_numbers_of_the_papers():
     """Gopher: Rae et al. 2021, appendix A.1.1 and table A1. C4: Raffel et al. 2020, section 2.2."""
-    quality = gopher()
+    quality, web = FILTERS["gopher"], FILTERS["c4"]
     assert quality.word_count == rules.WordCount(50, 100_000)
     assert quality.mean_word_length == rules.MeanWordLength(3.0, 10.0)
     assert quality.symbols == rules.Symbols(0.1)
@@ -107,10 +100,9 @@ def test_the_presets_have_the_numbers_of_the_papers():
     assert quality.top_ngrams == rules.TopNgrams((0.2, 0.18, 0.16))
     assert quality.repeated_words == rules.RepeatedWords(5, (0.15, 0.14, 0.13, 0.12, 0.11, 0.1))
     assert len(quality.document_rules) == 11
-    web = c4()
     assert (web.line_words, web.sentence_count) == (rules.LineWords(5), rules.SentenceCount(3))
     assert len(web.line_rules) == 3
-    assert FILTERS["none"]() == Cleaning()
+    assert FILTERS["none"] == Cleaning()
 
 
 LOREM = "one two three four five six seven eight nine ten"
@@ -201,8 +193,8 @@ def test_a_cleaning_counts_everything_once():
     texts = [f"Menu {n}\nThis is line number {n}.\n{rest}" for n in range(9)]
     texts.append("Menu\nOnly one line is left here.")
     texts += [f"{n} lorem ipsum is what it is." for n in range(9)]
-    cleaned = clean_texts(texts, ["en"] * len(texts), c4(), split_sentences)
-    names = list(c4().document_rules)
+    cleaned = clean_texts(texts, ["en"] * len(texts), FILTERS["c4"], split_sentences)
+    names = list(FILTERS["c4"].document_rules)
     steps = ["" if fate == 0 else names[fate - 1] for fate in cleaned.fates]
     assert steps == [""] * 9 + ["sentence_count"] + ["unwanted_text"] * 9
     assert cleaned.removed.tolist() == [[10, 68], [0, 0], [0, 0]]
@@ -228,12 +220,13 @@ def test_the_texts_that_stay_are_signed_alike_in_any_batches(monkeypatch):
 
 
 def test_a_cleaning_is_a_configuration():
-    for cleaning in (gopher(), c4(), make_cleaning("gopher", 0.7, 5)):
+    gopher = FILTERS["gopher"]
+    for cleaning in (gopher, FILTERS["c4"], make_cleaning("gopher", 0.7, 5)):
         assert read(Cleaning, to_dict(cleaning)) == cleaning
-    changed = read(Cleaning, {"word_count": {"least": 20}, "stop_words": None}, base=gopher())
-    assert changed == dataclasses.replace(gopher(), word_count=rules.WordCount(20), stop_words=None)
+    changed = read(Cleaning, {"word_count": {"least": 20}, "stop_words": None}, base=gopher)
+    assert changed == dataclasses.replace(gopher, word_count=rules.WordCount(20), stop_words=None)
     with pytest.raises(ConfigError, match=r"word_count\.least"):
-        read(Cleaning, {"word_count": {"least": -1}}, base=gopher())
+        read(Cleaning, {"word_count": {"least": -1}}, base=gopher)
 
 
 @pytest.mark.parametrize(("make", "where"), [

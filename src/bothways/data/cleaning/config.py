@@ -58,9 +58,10 @@ class Cleaning:
         return {n: rule for n, rule in vars(self).items() if isinstance(rule, rules.DocumentRule)}
 
 
-def gopher() -> Cleaning:
-    """Return the filters of quality and repetition of Gopher (Rae et al. 2021, appendix A.1.1)."""
-    return Cleaning(
+FILTERS = {
+    "none": Cleaning(),
+    # The filters of quality and repetition of Gopher (Rae et al. 2021, appendix A.1.1).
+    "gopher": Cleaning(
         word_count=rules.WordCount(),
         mean_word_length=rules.MeanWordLength(),
         symbols=rules.Symbols(),
@@ -72,25 +73,18 @@ def gopher() -> Cleaning:
         repeated_paragraphs=rules.RepeatedParagraphs(),
         top_ngrams=rules.TopNgrams(),
         repeated_words=rules.RepeatedWords(),
-    )
-
-
-def c4() -> Cleaning:
-    """Return the filters of C4 (Raffel et al. 2020, section 2.2).
-
-    C4's list of bad words, its detection of English, its removal of citation marks and of sentences
-    that occur in several pages are not among them.
-    """
-    return Cleaning(
+    ),
+    # The filters of C4 (Raffel et al. 2020, section 2.2), without its list of bad words, its
+    # detection of English, its removal of citation marks and of sentences that occur in several
+    # pages.
+    "c4": Cleaning(
         terminal_punctuation=rules.TerminalPunctuation(),
         line_words=rules.LineWords(),
         unwanted_lines=rules.UnwantedLines(),
         unwanted_text=rules.UnwantedText(),
         sentence_count=rules.SentenceCount(),
-    )
-
-
-FILTERS: dict[str, Callable[[], Cleaning]] = {"none": Cleaning, "gopher": gopher, "c4": c4}
+    ),
+}
 """Sets of filters by name."""
 
 
@@ -115,7 +109,7 @@ def make_cleaning(
             near = NearDuplicates(near_duplicates)
         except ConfigError as error:
             raise ConfigError(error.what, where="near_duplicates", fix=error.fix) from error
-    return dataclasses.replace(FILTERS[filters](), near_duplicates=near, min_tokens=min_tokens)
+    return dataclasses.replace(FILTERS[filters], near_duplicates=near, min_tokens=min_tokens)
 
 
 BATCH_CHARACTERS = 2**19
