@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError
-from bothways.data.cleaning.words import WordTable, chain, count_words, find_words, mix, word_finder
+from bothways.data.cleaning.words import WordTable, chain, find_words, mix, word_finder
 
 Rejected = NDArray[np.bool_]
 
@@ -69,8 +69,9 @@ class LineWords(LineRule):
         require_at_least(1, least=self.least)
 
     def keeps(self, line: str) -> bool:
-        # Words between spaces are fast to count, and never more than all words.
-        return len(line.split()) >= self.least or count_words(line) >= self.least
+        # Words between spaces are fast to count: never more than all words, and all in ASCII text.
+        enough = len(line.split()) >= self.least
+        return enough or (not line.isascii() and len(find_words([line]).begins) >= self.least)
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class TextBatch:
     def __init__(
         self, texts: Sequence[str], languages: Sequence[str], split: Callable[[str, str], list[str]]
     ) -> None:
-        self.texts, self.languages, self._split = texts, languages, split
+        self.texts, self.languages, self.split = texts, languages, split
         self.undecided = np.ones(len(texts), dtype=np.bool_)
         self._search, self._ngrams = self._search_ngrams(), list[RepeatedNgrams]()
 
@@ -150,10 +151,6 @@ class TextBatch:
     def words(self) -> WordTable:
         """The words of the texts, divided at spaces."""
         return find_words(self.texts)
-
-    def sentences(self, number: int) -> list[str]:
-        """Return the sentences of a text, by its number."""
-        return self._split(self.texts[number], self.languages[number])
 
     def covered(self, begins: NDArray[np.int64], size: int) -> NDArray[np.float64]:
         """Return the share of each text's characters, without spaces, that n-grams cover, `(D)`.
@@ -481,7 +478,7 @@ class SentenceCount(TextRule):
         require_at_least(1, least=self.least)
 
     def rejects_text(self, text: str, batch: TextBatch, number: int) -> bool:
-        return len(batch.sentences(number)) < self.least
+        return len(batch.split(text, batch.languages[number])) < self.least
 
 
 def _lines(text: str) -> list[str]:

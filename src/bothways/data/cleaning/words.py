@@ -106,13 +106,6 @@ def find_words(texts: Sequence[str], *, letters: bool = False) -> WordTable:
     )
 
 
-def count_words(text: str) -> int:
-    """Return the number of words of a text, divided at spaces."""
-    if text.isascii():
-        return len(text.split())
-    return len(find_words([text]).begins)
-
-
 def _count(
     classes: NDArray[np.uint8], kind: int, begins: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.int64]:
