@@ -251,11 +251,6 @@ class _Shape:
     readers: tuple[Callable[..., Any], ...] = ()
     is_open: bool = False
 
-    @property
-    def optional(self) -> bool:
-        """True if None is among the values."""
-        return types.NoneType in self.others
-
 
 @functools.cache
 def _shape(hint: Any) -> _Shape:
@@ -308,7 +303,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
     """Build a value of any type."""
     shape = _shape(hint)
-    if shape.optional and raw in (None, NONE):
+    if types.NoneType in shape.others and raw in (None, NONE):
         return None
     item = _item(hint)
     if isinstance(raw, str) and (item is not None or shape.classes):
