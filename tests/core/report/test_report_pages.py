@@ -14,7 +14,7 @@ from rich.console import Console
 from bothways.cli.options import CommandTable
 from bothways.core.errors import ResourceError
 from bothways.core.report import html, sections
-from bothways.core.report.html import draw, metrics_html, to_html, write_html
+from bothways.core.report.html import draw, metrics_html, write_html
 from bothways.core.report.sections import TableSection
 from bothways.core.report.terminal import render_report, show, sparkline, table_cells
 from bothways.core.terminal import show_lines
@@ -60,8 +60,10 @@ REPORT = sections.Report(
 
 
 @pytest.fixture(scope="module")
-def page() -> str:
-    return to_html(REPORT)
+def page(tmp_path_factory) -> str:
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    write_html(REPORT, file)
+    return file.read_text(encoding="utf8")
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +281,7 @@ def test_file_that_cannot_be_written_is_an_error_of_the_users(tmp_path):
         write_html(odd, tmp_path / "no such folder" / "report.html")
     write_html(odd, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf8")
-    assert page == to_html(odd).replace("\udcff", "?")
+    assert "<title>no UTF-8: ?</title>" in page
 
 
 TITLES = ["task", "metric", "examples", "accuracy mean", "accuracy deviation", "published"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.core.report.html import to_html
+from bothways.core.report.html import write_html
 from bothways.core.report.sections import ComparisonChart
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget
@@ -90,8 +90,9 @@ def test_quickstart_runs_all_stages(result):
     assert all(0 <= run.metrics["accuracy"] <= 1 for run in result.from_pretrained)
 
 
-def test_report_has_measurements_and_loads_nothing(result):
-    page = to_html(quickstart_report(result))
+def test_report_has_measurements_and_loads_nothing(result, tmp_path):
+    write_html(quickstart_report(result), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf8")
     assert "http" not in page
     text = re.sub(r"<[^>]+>", " ", page).replace("\N{NO-BREAK SPACE}", " ")
     for runs in (result.from_pretrained, result.from_scratch):

@@ -62,11 +62,6 @@ _FONT = re.compile(
 """Font declarations; matplotlib before 3.10 wrote the short form."""
 
 
-def to_html(report: Report) -> str:
-    """Return the page."""
-    return _template().render(report=report)
-
-
 def metrics_html(
     title: str, columns: Mapping[str, Mapping[str, float]], heading: str = "metric"
 ) -> str | None:
@@ -100,7 +95,7 @@ def write_html(report: Report, file: Path) -> None:
     Raises:
         ResourceError: the file cannot be written.
     """
-    page = to_html(report)
+    page = _template().render(report=report)
     with os_errors(file, "Free some space, or choose another path."):
         # Names of files may hold bytes that are not UTF-8.
         file.write_text(page, encoding="utf8", errors="replace")
