@@ -317,11 +317,6 @@ class TokenTargets(Targets):
     ids: NDArray[np.int64] | Tensor
 
 
-def next_tokens(ids: NDArray[np.int32]) -> TokenTargets:
-    """Return the targets of a left-to-right model: at each token but the last, the next one."""
-    return TokenTargets(np.arange(len(ids) - 1), ids[1:].astype(np.int64))
-
-
 @dataclass(frozen=True)
 class LabelTargets(Targets):
     """One label per sequence, `(1)`: a class of int64, or a score of float32.

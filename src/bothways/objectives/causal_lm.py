@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bothways.core.batch import Batch, TokenTargets, next_tokens
+from bothways.core.batch import Batch, TokenTargets
 from bothways.core.config.values import require_at_least
 from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, TrainingModule
@@ -53,8 +53,10 @@ class CausalLM(Objective):
     def prepare(
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
     ) -> Sequence:
-        """Return the sequence with the target "next"."""
-        return dataclasses.replace(sequence, targets={"next": next_tokens(sequence.ids)})
+        """Return the sequence with the target "next": at each token but the last, the next one."""
+        ids = sequence.ids
+        targets = {"next": TokenTargets(np.arange(len(ids) - 1), ids[1:].astype(np.int64))}
+        return dataclasses.replace(sequence, targets=targets)
 
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
