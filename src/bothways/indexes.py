@@ -154,7 +154,7 @@ def read_texts(
     for number, item in enumerate(items, 1):
         if isinstance(item, str):
             if number == 1:
-                require_text(item, "text 1")
+                require_text(item)
             yield None, item
         elif isinstance(item, Path):
             source = str(corpus_file(item) or item)

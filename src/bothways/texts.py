@@ -230,7 +230,7 @@ def documents_of(
             return _files(names, column, ends)
         items = iter(names)
     elif head and isinstance(head[0], str):
-        require_text(head[0], "text 1")
+        require_text(head[0])
     if boundary != "auto":
         message, fix = "does nothing with texts that are documents already", "Leave it out."
         raise ConfigError(message, where="boundary", fix=fix)

@@ -61,7 +61,7 @@ def local_path(name: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(name))
 
 
-def require_text(text: str, location: str) -> None:
+def require_text(text: str) -> None:
     """Check that the first string in a list of texts is not the name of a file.
 
     Raises:
@@ -69,7 +69,7 @@ def require_text(text: str, location: str) -> None:
     """
     if len(text) < 256 and Path(text).suffix and os.path.isfile(text):
         fix = f"For the text in files give paths: [pathlib.Path({text!r}), …]."
-        raise DataError(f"{text!r} is the name of a file", where=location, fix=fix)
+        raise DataError(f"{text!r} is the name of a file", where="text 1", fix=fix)
 
 
 def require_local(folder: Path) -> None:
