@@ -727,5 +727,4 @@ def is_example(value: Any) -> bool:
 
     A dataclass of the calling program has other fields than a task reads.
     """
-    is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return is_instance and hasattr(value, "where")
+    return dataclasses.is_dataclass(type(value)) and hasattr(value, "where")
