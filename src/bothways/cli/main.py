@@ -343,7 +343,6 @@ _MEANT_COMMANDS = {
 """Words for which spelling suggests another command than is meant, and the commands."""
 _NEAR = 0.7
 """The least similarity of a name that is suggested; at 0.6, "patience" is near "teacher"."""
-_TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 _DASHES = re.compile("-?[\u2010-\u2015\u2212\uff0d]+-?(?=[a-z])")
@@ -425,10 +424,12 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
         case exceptions.RepeatArgumentError(token=token):
             return ConfigError("is given twice", where=token.keyword, fix="Leave out one.")
         case exceptions.CoercionError(token=token) if token is not None and error.msg is None:
+            from bothways.core.config.reader import describe_type
+
             kind: Any = error.target_type
             choices = [*map(str, get_args(kind))] if get_origin(kind) is Literal else []
             near = _did_you_mean(_near(token.value, choices))
-            message = f"{token.value!r} is not {_domain(kind)}{near}"
+            message = f"{token.value!r} is not {describe_type(kind)}{near}"
             place = token.keyword or _shown(error)
             is_table = place == "--format" and token.value in ("csv", "tsv")
             # They are formats of one file, which its ending names.
@@ -448,16 +449,6 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
         case _:
             error.verbose = False
             return ConfigError(str(error), fix=fix)
-
-
-def _domain(kind: Any) -> str:
-    """Return the values of a type in words."""
-    if get_origin(kind) is Literal:
-        values = ", ".join(map(str, get_args(kind)))
-        return f"one of {values}" if ", " in values else values
-    if get_args(kind):  # a union
-        return " or ".join(map(_domain, get_args(kind)))
-    return _TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 _UNKNOWN = "Unknown option: "

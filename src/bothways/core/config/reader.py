@@ -127,7 +127,7 @@ def read(
         elif below is not dataclasses.MISSING:
             values[name] = below
         else:
-            message = f"is missing: it must be {_allowed(hints[name])}"
+            message = f"is missing: it must be {describe_type(hints[name])}"
             path = join_path(where, name)
             raise ConfigError(message, where=path, fix=f"Set it: {path}=VALUE.")
     try:
@@ -254,10 +254,10 @@ class _Shape:
 
 @functools.cache
 def _shape(hint: Any) -> _Shape:
-    from pydantic import BeforeValidator
-
     match typing.get_origin(hint):
         case typing.Annotated:
+            from pydantic import BeforeValidator
+
             inner, *notes = typing.get_args(hint)
             members = [note.union for note in notes if isinstance(note, Members)]
             shape = _shape(members[0] if members else inner)
@@ -313,7 +313,7 @@ def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
     if item is not None and isinstance(raw, Mapping | list | tuple):
         return _items(item, raw, base or (), location)
     if item is not None and raw is not base:
-        message = f"{raw!r} is given, but it must be {_allowed(hint)}"
+        message = f"{raw!r} is given, but it must be {describe_type(hint)}"
         fix = _how_to_write(_shape(item), raw, join_path(location, "0"))
         raise ConfigError(message, where=location, fix=fix)
     if shape.classes:
@@ -406,7 +406,7 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
         if isinstance(value, shape.classes):
             return value
     text = raw.isoformat() if hasattr(raw, "isoformat") else repr(raw)  # a date of a TOML file
-    message = f"{text} is given, but it must be {_allowed(hint)}"
+    message = f"{text} is given, but it must be {describe_type(hint)}"
     raise failure or ConfigError(message, where=location, fix=_how_to_write(shape, raw, location))
 
 
@@ -453,22 +453,22 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _allowed(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Describe the values of a type."""
     shape, arguments = _shape(hint), typing.get_args(hint)
     if shape.classes or shape.others != (hint,):
         kinds = [_kind(cls) for cls in shape.classes if hasattr(cls, "kind")]
         choices = [_one_of(kinds)] if kinds else []
         table = ["a table"] if len(kinds) < len(shape.classes) else []
-        return " or ".join([*map(_allowed, shape.others), *table, *choices])
+        return " or ".join([*map(describe_type, shape.others), *table, *choices])
     match typing.get_origin(hint):
         case typing.Literal:
             return _one_of([*map(str, arguments)])
         case origin if origin is tuple:
             length = "any number" if Ellipsis in arguments else str(len(arguments))
-            return f"a list of {length}, each {_allowed(arguments[0])}"
+            return f"a list of {length}, each {describe_type(arguments[0])}"
         case origin if origin is Mapping:
-            return f"a table of names, each {_allowed(arguments[1])}"
+            return f"a table of names, each {describe_type(arguments[1])}"
         case _:
             return _WORDS.get(hint, str(hint))
 
@@ -583,7 +583,7 @@ def _settings(
             elif not (isinstance(plain, list) and any(isinstance(item, dict) for item in plain)):
                 default = inline(plain)
         members, prefix, entry = _tables(hint), path, value
-        values, meaning = _allowed(hint), meanings.get(field.name)
+        values, meaning = describe_type(hint), meanings.get(field.name)
         if not meaning:
             text = inspect.getdoc(members[0] if len(members) == 1 else cls) or ""
             meaning = " ".join(text.partition("\n\n")[0].split())
