@@ -595,7 +595,6 @@ def _show(done: RunForecast) -> None:
         options.CommandTable(f"A run on {done.hardware}", ("", ""), run),
         options.CommandTable("Memory of a rank", ("", ""), rows),
     )
-    say = f"placement: {done.choice.placement}, because {done.choice.why}"
-    console.print(say, highlight=False, soft_wrap=True)
+    say(console, f"placement: {done.choice.placement}, because {done.choice.why}")
     for sentence in done.assumed:
         console.print(f"assumed: {sentence}", highlight=False, style="dim", soft_wrap=True)
