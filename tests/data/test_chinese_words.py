@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -94,12 +92,6 @@ def test_tokens_of_other_tokenizers_belong_to_the_word_of_their_first_character(
         assert lengths.sum() == len(begins)
 
 
-def build(
-    folder: Path, tokenizer: Tokenizer, words: Words | None, texts: list[str], **more: Any
-) -> Corpus:
-    return write_texts(folder, tokenizer, texts, words=words, **more)
-
-
 def test_a_corpus_with_words_has_the_same_tokens_and_one_bit_for_each(
     chinese, tmp_path, monkeypatch
 ):
@@ -107,8 +99,9 @@ def test_a_corpus_with_words_has_the_same_tokens_and_one_bit_for_each(
     monkeypatch.setattr(shards, "SHARD_CHARACTERS", 40)
     order = np.random.default_rng(1).integers(0, 4, 30)
     texts = [PLAIN[kind] + PLAIN[n % 4][:n] for n, kind in enumerate(order)] + ["他。", PLAIN[0]]
-    without = build(tmp_path / "without", chinese, None, texts, cleaning=Cleaning(min_tokens=4))
-    corpus = build(tmp_path / "with", chinese, "jieba", texts, cleaning=Cleaning(min_tokens=4))
+    options = {"cleaning": Cleaning(min_tokens=4)}
+    without = write_texts(tmp_path / "without", chinese, texts, **options)
+    corpus = write_texts(tmp_path / "with", chinese, texts, words="jieba", **options)
     assert corpus.manifest.counts == without.manifest.counts
     assert corpus.manifest.left_out("min_tokens") == 1
     assert corpus.manifest.left_out("duplicates") > 0
@@ -136,7 +129,7 @@ def test_a_corpus_with_words_has_the_same_tokens_and_one_bit_for_each(
 @pytest.fixture(scope="module")
 def corpus(chinese, tmp_path_factory) -> Corpus:
     texts = [" ".join(np.random.default_rng(n).permutation(DIVIDED)) for n in range(20)]
-    return build(tmp_path_factory.mktemp("corpus") / "c", chinese, "spaces", texts)
+    return write_texts(tmp_path_factory.mktemp("corpus") / "c", chinese, texts, words="spaces")
 
 
 @pytest.mark.parametrize("unit", [WholeWords(), NGrams(3), Spans()])
@@ -168,7 +161,7 @@ def test_masks_hide_whole_words(corpus, segments, unit):
 def test_the_mistake_of_whole_words_without_words_is_named(corpus, chinese, tmp_path):
     objective = MaskedLM(masking=Masking(unit=WholeWords()))
     assert not [each for each in objective.check(corpus) if each.check == "masking"]
-    without = build(tmp_path / "without", chinese, None, PLAIN)
+    without = write_texts(tmp_path / "without", chinese, PLAIN)
     (finding,) = (each for each in objective.check(without) if each.check == "masking")
     assert finding.severity == "warning"
     assert "does not show where Chinese words begin" in finding.what
@@ -182,7 +175,7 @@ def test_the_mistake_of_whole_words_without_words_is_named(corpus, chinese, tmp_
 ])  # fmt: skip
 def test_bad_words_are_refused(chinese, tmp_path, words, error, message):
     with pytest.raises(error, match=message):
-        build(tmp_path / "c", chinese, words, PLAIN)
+        write_texts(tmp_path / "c", chinese, PLAIN, words=words)
 
 
 def test_a_missing_package_is_named(chinese, monkeypatch):
@@ -194,9 +187,9 @@ def test_a_missing_package_is_named(chinese, monkeypatch):
 def test_words_are_part_of_what_a_corpus_is(corpus, chinese, tmp_path):
     assert corpus.manifest.settings.words == "spaces"
     assert words_name(by_two) == f"{by_two.__module__}.by_two"
-    build(tmp_path / "c", chinese, "spaces", DIVIDED)
+    write_texts(tmp_path / "c", chinese, DIVIDED, words="spaces")
     with pytest.raises(DataError, match="built with words 'spaces', not None"):
-        build(tmp_path / "c", chinese, None, DIVIDED)
+        write_texts(tmp_path / "c", chinese, DIVIDED)
     file = tmp_path / "c" / "words.bin"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(BothwaysError, match=r"words\.bin"):
