@@ -9,7 +9,6 @@ import random
 import signal
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,6 +37,7 @@ from bothways.data.loader import (
 )
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
 from bothways.data.segments import FullSentences, NextSentence
+from toy_corpora import corpus_of
 from toy_template import TEMPLATE
 
 SIZE = 400
@@ -52,13 +52,8 @@ def masked(sequence, rng):
 def corpus_source(segments, data_copies=None, documents=12):
     r = random.Random(3)
     sizes = [[r.randint(1, 12) for _ in range(r.randint(1, 9))] for _ in range(documents)]
-    sentences = np.cumsum([0, *itertools.chain(*sizes)]).astype(np.uint64)
-    corpus = SimpleNamespace(
-        words=None,
-        tokens=np.random.default_rng(4).integers(5, SIZE, int(sentences[-1])).astype(np.uint16),
-        sentences=sentences,
-        documents=np.cumsum([0, *map(len, sizes)]).astype(np.uint64),
-    )
+    corpus = corpus_of(sizes)
+    corpus.tokens = np.random.default_rng(4).integers(5, SIZE, len(corpus.tokens)).astype(np.uint16)
     return CorpusSource(corpus, TEMPLATE, segments, np.arange(documents), 5, data_copies)
 
 

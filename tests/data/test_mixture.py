@@ -2,7 +2,6 @@
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from bothways.data.corpus_source import (
 )
 from bothways.data.loader import ExampleBudget, Loader, Share
 from bothways.data.segments import FullSentences
+from toy_corpora import corpus_of
 from toy_template import TEMPLATE
 
 SIZES = {"en": 1000, "is": 1}
@@ -60,12 +60,8 @@ def test_folders_get_different_names():
 
 def source_of(first, documents, *, length=8, seed=3, data_copies=None):
     """Return a corpus whose ids are all `first`, in documents of one sentence of five tokens."""
-    corpus = SimpleNamespace(
-        tokens=np.full(5 * documents, first, np.uint16),
-        sentences=np.arange(0, 5 * documents + 1, 5, dtype=np.uint64),
-        documents=np.arange(documents + 1, dtype=np.uint64),
-        words=None,
-    )
+    corpus = corpus_of([[5]] * documents)
+    corpus.tokens[:] = first
     segments = FullSentences(length)
     return CorpusSource(corpus, TEMPLATE, segments, np.arange(documents), seed, data_copies)
 

@@ -20,18 +20,11 @@ from bothways.data import epoch_order as selection
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.epoch_order import AllExcept, Selection
 from bothways.data.segments import FullSentences, NextSentence, PairPlan, SentenceOrder
+from toy_corpora import corpus_of
 from toy_template import TEMPLATE
 
 # A p-value below this at a fixed seed is a difference, not bad luck.
 SURE = 1e-3
-
-
-def corpus_of(sizes):
-    """Documents given as lists of sentence lengths → a corpus whose tokens are all different: 5, 6, 7 …"""
-    sentences = np.cumsum([0, *(n for document in sizes for n in document)]).astype(np.uint64)
-    documents = np.cumsum([0, *map(len, sizes)]).astype(np.uint64)
-    tokens = np.arange(5, 5 + int(sentences[-1]), dtype=np.uint32)
-    return SimpleNamespace(tokens=tokens, sentences=sentences, documents=documents, words=None)
 
 
 def source_of(sizes, segments, *, seed=1, chosen=None, data_copies=None):

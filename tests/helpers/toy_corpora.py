@@ -1,7 +1,8 @@
-"""Corpora of texts, each text a document."""
+"""Corpora of texts, each text a document, and in memory of documents of given lengths."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,14 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary
 from toy_animals import document
 from toy_folder import make_examples, make_tokenizer
+
+
+def corpus_of(sizes: list[list[int]]) -> SimpleNamespace:
+    """Documents given as lists of sentence lengths → a corpus whose tokens are all different: 5, 6, 7 …"""
+    sentences = np.cumsum([0, *(n for document in sizes for n in document)]).astype(np.uint64)
+    documents = np.cumsum([0, *map(len, sizes)]).astype(np.uint64)
+    tokens = np.arange(5, 5 + int(sentences[-1]), dtype=np.uint32)
+    return SimpleNamespace(tokens=tokens, sentences=sentences, documents=documents, words=None)
 
 
 def write_texts(folder: Path, tokenizer: Tokenizer, texts: Iterable[str], **options: Any) -> Corpus:
