@@ -100,15 +100,17 @@ def test_ranks_and_microbatches_leave_sequences_and_masks_as_they_are(segments, 
     source = corpus_source(segments)
     whole = steps_of(loader_of(source, batch), 25)
     assert whole[-1].cursor.epoch >= 2
+    alone = [contents([step]) for step in whole]
+    for step, read in zip(whole, alone, strict=True):
+        assert len(read) == step.sequences
+        assert sum(len(ids) for ids, *_ in read) == step.tokens
     for world, budget in ((1, 1), (1, 10_000), (2, 60), (3, 40), (9, 30)):
         ranks = [
             steps_of(loader_of(source, batch, budget=budget, rank=rank, world=world), 25)
             for rank in range(world)
         ]
-        for expected, *step in zip(whole, *ranks, strict=True):
-            assert contents(step) == contents([expected])
-            assert len(contents(step)) == expected.sequences
-            assert sum(len(s[0]) for s in contents(step)) == expected.tokens
+        for expected, before, *step in zip(whole, alone, *ranks, strict=True):
+            assert contents(step) == before
             assert {(s.cursor, s.tokens, s.sequences, s.epochs) for s in step} == {
                 (expected.cursor, expected.tokens, expected.sequences, expected.epochs)
             }
