@@ -10,7 +10,6 @@ Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
@@ -61,17 +60,13 @@ class Sequence:
         return target_of(self.targets, name, cls)
 
 
-@functools.lru_cache(maxsize=256)
-def _purpose_key(purpose: str) -> int:
-    return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
-
-
 def rng(seed: int, purpose: str, *, epoch: int = 0, index: int = 0) -> np.random.Generator:
     """Return the generator for a purpose ("mask", "segments", …) at a place (epoch, index).
 
     Equal arguments give equal draws.
     """
-    key = np.array([seed % 2**64, _purpose_key(purpose)], dtype=np.uint64)
+    digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
+    key = np.array([seed % 2**64, int.from_bytes(digest, "little")], dtype=np.uint64)
     counter = np.array([0, 0, index, epoch], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
