@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bothways.core.errors import ConfigError
+from bothways.core.source import rng
 from bothways.data.cleaning import near_duplicates
 
 
@@ -122,9 +123,11 @@ def test_the_signature_of_a_set_does_not_depend_on_the_others():
     for number, text in enumerate(texts):
         alone = near_duplicates.sign(*near_duplicates.find_shingles([text], 5), 16)[0]
         assert (together[number] == alone).all()
-    factors, terms = near_duplicates._permutations(16)
+    draw = rng(0, "minhash")
+    factors, terms = (draw.integers(2**32, size=16, dtype=np.uint32) for _ in range(2))
     last = near_duplicates.find_shingles(texts[-1:], 5)[0].astype(np.uint64)
-    for column, (factor, term) in enumerate(zip(factors.tolist(), terms.tolist(), strict=True)):
+    pairs = zip((factors | 1).tolist(), terms.tolist(), strict=True)
+    for column, (factor, term) in enumerate(pairs):
         least = min((factor * value + term) % 2**32 for value in last.tolist())
         assert together[-1, column] == least % 2**16
 

@@ -29,7 +29,6 @@ Minwise Hashing.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import unicodedata
@@ -134,6 +133,10 @@ def sign(
 
     That of an empty set means nothing.
     """
+    draw = rng(0, "minhash")
+    # x → factor · x + term permutes 32-bit numbers where the factor is odd.
+    factors = draw.integers(2**32, size=permutations, dtype=np.uint32) | np.uint32(1)
+    terms = draw.integers(2**32, size=permutations, dtype=np.uint32)
     counts = np.diff(offsets)
     smallest = np.full((permutations, len(counts)), 2**32 - 1, dtype=np.uint32)
     space = np.empty(CHUNK, dtype=np.uint32)
@@ -144,20 +147,12 @@ def sign(
         owners = first_text + np.flatnonzero(counts[first_text:stop])
         begins = np.maximum(offsets[owners] - start, 0)
         permuted = space[: len(chunk)]
-        for row, (factor, term) in enumerate(zip(*_permutations(permutations), strict=True)):
+        for row, (factor, term) in enumerate(zip(factors, terms, strict=True)):
             np.multiply(chunk, factor, out=permuted)
             np.add(permuted, term, out=permuted)
             least = np.minimum.reduceat(permuted, begins)
             smallest[row, owners] = np.minimum(smallest[row, owners], least)
     return np.asarray(smallest.T, dtype=np.uint16)  # the low 16 bits
-
-
-@functools.lru_cache(maxsize=4)
-def _permutations(count: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return odd factors and terms, with which x → factor · x + term permutes 32-bit numbers."""
-    draw = rng(0, "minhash")
-    factors = draw.integers(2**32, size=count, dtype=np.uint32) | np.uint32(1)
-    return factors, draw.integers(2**32, size=count, dtype=np.uint32)
 
 
 @dataclass(frozen=True)
