@@ -204,19 +204,18 @@ class Layout:
 
         These are cut wherever the length changes.
         """
-        result, row_end = list[Rectangle](), 0
+        result, row = list[Rectangle](), 0
         for rectangle in self.rectangles:
-            lengths, start = self.lengths[row_end : row_end + rectangle.rows], rectangle.start
-            row_end += rectangle.rows
             if rectangle.longest <= beyond:
                 result.append(rectangle)
+                row += rectangle.rows
                 continue
-            first_row = row_end - rectangle.rows
+            start = rectangle.start
             # Rows of one length need no padding: each run of them becomes a rectangle.
-            for _, run in itertools.groupby(lengths):
+            for _, run in itertools.groupby(self.lengths[row : row + rectangle.rows]):
                 equal = list(run)
-                result.append(self._rectangle(start, first_row, equal))
-                start, first_row = result[-1].stop, first_row + len(equal)
+                result.append(self._rectangle(start, row, equal))
+                start, row = result[-1].stop, row + len(equal)
         return result
 
     def _rectangle(self, start: int, row: int, lengths: list[int]) -> Rectangle:
