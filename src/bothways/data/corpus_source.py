@@ -93,7 +93,13 @@ class CorpusSource:
         """
         epoch, block, item, _ = cursor
         _check_whole(self._corpus.sentences, self._corpus.documents)
-        self._check(cursor)
+        view, (window, index) = self._view(epoch), divmod(block, BLOCKS)
+        if index >= self._selection.blocks(self.seed, view, window) or (
+            item and item >= len(self._plans(view, block))
+        ):
+            message = f"no data at block {block}, item {item} of epoch {epoch}"
+            fix = "Continue with the same corpus, split, seed and segments as the run."
+            raise DataError(message, fix=fix)
         while True:
             if block == 0 and self.is_empty(epoch):  # which would repeat for ever
                 message = f"no {self.segments.kind} sequence can be made of the chosen documents"
@@ -187,15 +193,6 @@ class CorpusSource:
 
     def _view(self, epoch: int) -> int:
         return epoch if self.data_copies is None else epoch % self.data_copies
-
-    def _check(self, cursor: Cursor) -> None:
-        view, (window, index) = self._view(cursor.epoch), divmod(cursor.block, BLOCKS)
-        if index >= self._selection.blocks(self.seed, view, window) or (
-            cursor.item and cursor.item >= len(self._plans(view, cursor.block))
-        ):
-            message = f"no data at block {cursor.block}, item {cursor.item} of epoch {cursor.epoch}"
-            fix = "Continue with the same corpus, split, seed and segments as the run."
-            raise DataError(message, fix=fix)
 
 
 class ContinuedSource:
