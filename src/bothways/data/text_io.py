@@ -132,28 +132,24 @@ class _Decompressed(io.RawIOBase):
                 if self._stream is not None:
                     raise EOFError(f"the stream from byte {self._start:,} on is not complete")
                 return 0
-            self._decompress(block)
+            if self._stream is None:
+                if self._read > len(block):  # not at the beginning of the file
+                    block = block.lstrip(b"\0")
+                if not block:
+                    continue
+                self._start = self._read - len(block)
+                self._stream = self._begin()
+            try:
+                self._ready = memoryview(self._stream.decompress(block))
+            except (self._error, EOFError) as error:
+                message = f"the stream from byte {self._start:,} on cannot be read: {error}"
+                raise EOFError(message) from error
+            if self._stream.eof:  # a stream ends in this block
+                self._rest, self._stream = self._stream.unused_data, None
         view = memoryview(buffer)
         count = min(len(view), len(self._ready))
         view[:count], self._ready = self._ready[:count], self._ready[count:]
         return count
-
-    def _decompress(self, block: bytes) -> None:
-        """Read a block, or its beginning if a stream ends in it."""
-        if self._stream is None:
-            if self._read > len(block):  # not at the beginning of the file
-                block = block.lstrip(b"\0")
-            if not block:
-                return
-            self._start = self._read - len(block)
-            self._stream = self._begin()
-        try:
-            self._ready = memoryview(self._stream.decompress(block))
-        except (self._error, EOFError) as error:
-            message = f"the stream from byte {self._start:,} on cannot be read: {error}"
-            raise EOFError(message) from error
-        if self._stream.eof:
-            self._rest, self._stream = self._stream.unused_data, None
 
 
 def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
