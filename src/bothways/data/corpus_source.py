@@ -381,11 +381,6 @@ class Corpora:
         """The number of tokens of all corpora."""
         return sum(corpus.manifest.counts.tokens for corpus in self.parts.values())
 
-    @property
-    def documents(self) -> int:
-        """The number of documents of all corpora."""
-        return sum(len(corpus) for corpus in self.parts.values())
-
     @functools.cached_property
     def token_counts(self) -> NDArray[np.int64]:
         """The occurrences of each token of the vocabulary, `(V)`, as often as training reads it."""

@@ -371,9 +371,9 @@ def _card(
     tokens, tree = done.progress.tokens, configs.to_dict(settings)
     lengths = (phase.length for phase in settings.phases)
     limits = limits_of_pretrained(done.model.config, lengths, tokens, corpora.tokens)
-    title, documents = "A pre-trained encoder", f"{corpora.documents:,} documents"
+    documents = f"{sum(map(len, corpora.parts.values())):,} documents"
     summary = f"Pre-trained with bothways on {documents}, {tokens:,} tokens read."
-    card = Card(title, summary, flatten(tree), done.metrics, data, limits)
+    card = Card("A pre-trained encoder", summary, flatten(tree), done.metrics, data, limits)
     record: dict[str, object] = {"pretraining": tree, "corpus": digest, "tokens": tokens}
     return card, record | {"date": today(), "metrics": dict(done.metrics)}
 
