@@ -25,7 +25,6 @@ from bothways.training_runs import finetune_settings
 
 if TYPE_CHECKING:
     from bothways.finetuning.run import FinetuneResult
-    from bothways.lab.sweeps.folds import CrossValidation
     from bothways.lab.sweeps.runs import Series
     from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.forecast import RunForecast
@@ -292,7 +291,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     """
-    from bothways.lab.sweeps.folds import CrossValidation
+    from bothways.lab.sweeps.folds import PREDICTIONS, CrossValidation
     from bothways.lab.sweeps.runs import SweepFolder, finetune_seeds, parse_seeds
 
     if seeds is not None and folds is not None:
@@ -328,10 +327,14 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
             progress=progress,
             **settings,
         )
-    if isinstance(done, CrossValidation):
-        print_folds(done, out)
-    else:
+    if not isinstance(done, CrossValidation):
         conclude_finetuning(done, out)
+    elif options.ended_here(done.series.finished):
+        count = quantity(len(done.series.scored), "fold(s)")
+        title = f"{count}, each scored by the model of the others"
+        scores = {"mean": done.metrics, "deviation": done.deviations}
+        options.show_tables(options.metric_table(title, scores))
+        write_stderr(f"A prediction for each row is in {out / PREDICTIONS}.")
 
 
 def conclude_finetuning(done: FinetuneResult, out: Path) -> None:
@@ -368,32 +371,10 @@ def _try(out: Path) -> str:
 
 def print_series(series: Series, out: Path) -> None:
     """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
-    if not options.ended_here(series.finished):
-        return
-    options.show_tables(_series_table(series))
-    if series.best is not None:
-        name, model = series.best.name, out / "model"
-        success = f"The best model, of {name}, is in {model}. {_try(out)}"
-        failed = f"warning: every run has probably failed. The model of {name} is in {model}."
-        write_stderr(failed if series.all_failed else success)
-
-
-def print_folds(scores: CrossValidation, out: Path) -> None:
-    """Print mean and deviation of each metric; raise KeyboardInterrupt if a run was interrupted."""
-    from bothways.lab.sweeps.folds import PREDICTIONS
-
-    if not options.ended_here(scores.series.finished):
-        return
-    columns = {"mean": scores.metrics, "deviation": scores.deviations}
-    folds = quantity(len(scores.series.scored), "fold(s)")
-    title = f"{folds}, each scored by the model of the others"
-    options.show_tables(options.metric_table(title, columns))
-    write_stderr(f"A prediction for each row is in {out / PREDICTIONS}.")
-
-
-def _series_table(series: Series) -> options.CommandTable:
     from bothways.lab.sweeps.runs import seed_spread
 
+    if not options.ended_here(series.finished):
+        return
     summary = seed_spread(series)
     metric = summary.metric if summary else "metric"
     rows = [
@@ -410,7 +391,12 @@ def _series_table(series: Series) -> options.CommandTable:
             rows.append([name, "–" if value is None else f"{value:.4f}", ""])
         rows.append(["failed runs", f"{summary.failed} of {len(series.runs)}", ""])
     title = f"{quantity(len(series.runs), 'run(s)')}, scored on the dev data"
-    return options.CommandTable(title, ("run", metric, "failed"), rows)
+    options.show_tables(options.CommandTable(title, ("run", metric, "failed"), rows))
+    if series.best is not None:
+        name, model = series.best.name, out / "model"
+        success = f"The best model, of {name}, is in {model}. {_try(out)}"
+        failed = f"warning: every run has probably failed. The model of {name} is in {model}."
+        write_stderr(failed if series.all_failed else success)
 
 
 @options.documented_by(bothways.finetune)
