@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, FolderError, require
 from bothways.core.files import check_not_input
 from bothways.core.progress import terminal_progress
-from bothways.core.terminal import listed, quantity
+from bothways.core.terminal import listed, quantity, write_stderr
 from bothways.hub.resolve import resolve_run
 
 
@@ -59,7 +58,7 @@ def convert(
         for fate, count in change.counts.items():
             print(f"{fate}: {quantity(count, 'row(s)')}")
         table = Path(resolve_run(str(out)), TABLE)
-        print(f"wrote {out}: {change.new.size:,} tokens; each row is in {table}", file=sys.stderr)
+        write_stderr(f"wrote {out}: {change.new.size:,} tokens; each row is in {table}")
         return
     folder = Path(source)
     check_not_input(out, [folder])
@@ -78,8 +77,8 @@ def convert(
     print(checkpoint.report)
     if checkpoint.tokenizer is None:
         message = "there is no vocab.txt and no single SentencePiece file next to the checkpoint"
-        print(f"warning: {message}: the folder has no tokenizer", file=sys.stderr)
-    print(f"wrote {out}", file=sys.stderr)
+        write_stderr(f"warning: {message}: the folder has no tokenizer")
+    write_stderr(f"wrote {out}")
 
 
 @options.documented_by(bothways.average)
@@ -90,7 +89,7 @@ def average(*models: Path, out: Path) -> None:
     often better together than each alone. Measure it: bothways evaluate OUT dev.tsv.
     """
     names = bothways.average(models, out)
-    print(f"The mean of {len(names)} models is in {out}.", file=sys.stderr)
+    write_stderr(f"The mean of {len(names)} models is in {out}.")
 
 
 @options.documented_by(bothways.export_model)
@@ -289,7 +288,7 @@ def play(
             hosts=run.LOOPBACK, playground=True,
         )  # fmt: skip
         url = f"{run.url_of(bound)}/play"
-        print(f"open {url} (Ctrl-C ends)", file=sys.stderr, flush=True)
+        write_stderr(f"open {url} (Ctrl-C ends)")
         if not no_browser:
             bound.listen()  # a browser that is quicker than the server waits
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

@@ -125,16 +125,15 @@ def _predict_parts(
         done: Any = bothways.predict(
             model, files, out, progress=progress, **vars(parts), **settings
         )
-    were = "was" if done.again == 1 else "were"
-    repeated = f", {done.again:,} of which {were} finished before" if done.again else ""
+    again = quantity(done.again, "of which was|were finished before")
+    repeated = f", {again}" if done.again else ""
     count = "" if is_one_file else f", in {quantity(done.parts, 'part(s)')}"
     write_stderr(f"{quantity(done.rows, 'row(s)')} in {out}{count}{repeated}")
     for warning in done.warnings:
-        print(warning, file=sys.stderr)
+        write_stderr(warning)
     if done.rejected:
         rejects = rejects_file(out) if is_one_file else out / "_rejects"
-        message = f"warning: {quantity(done.rejected, 'row(s)')} rejected: see {rejects}"
-        print(message, file=sys.stderr)
+        write_stderr(f"warning: {quantity(done.rejected, 'row(s)')} rejected: see {rejects}")
 
 
 @options.documented_by(bothways.predict)
@@ -386,7 +385,7 @@ def search(  # noqa: PLR0913 – one option per question
     )  # fmt: skip
     for query, hits in zip(texts, results, strict=True):
         line = {"query": query, "hits": [vars(hit) for hit in hits]}
-        print(dumps(line, ensure_ascii=False), file=sys.stdout)
+        print(dumps(line, ensure_ascii=False))
 
 
 @options.documented_by(bothways.mine)
