@@ -126,6 +126,7 @@ def _template() -> Template:
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)
     environment.tests["marked"] = lambda piece: isinstance(piece, sections.Marked)
     environment.globals |= {"zip": zip, "number_format": sections.number_format}
+    environment.globals["written_labels"] = _WRITTEN
     environment.globals["kind"] = lambda section: type(section).__name__
     return environment.get_template("report.html.jinja")
 
