@@ -193,6 +193,7 @@ def _counts(corpus: Corpus, title: object) -> options.CommandTable:
 Inputs = Annotated[list[str], options.INPUTS]
 
 _LINES = 256
+"""Lines that are encoded at once."""
 
 
 @Parameter(name="*")
@@ -306,7 +307,7 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     model = Tokenizer.load(tokenizer)
     hidden = out is None and sys.stdout.isatty()  # a bar would be mixed with the output
     with terminal_progress(hidden=hidden) as progress:
-        rows = _encoded(model, _lines(inputs or [STDIN], progress))
+        rows = _encoded(model, inputs or [STDIN], progress)
         if out is None:
             sys.stdout.writelines(rows)
             return
@@ -381,21 +382,17 @@ def report(
     show_lines(output_console(), titled(str(tokenizer), table))
 
 
-def _lines(inputs: list[str], progress: Progress) -> Iterator[str]:
+def _encoded(tokenizer: Tokenizer, inputs: list[str], progress: Progress) -> Iterator[str]:
+    """Yield a JSON line for each line of the inputs."""
     files, bytes_read = [None if name == STDIN else file_at(name) for name in inputs], BytesRead()
     sizes = [file.stat().st_size for file in files if file is not None]
     progress.stage("encoding", sum(sizes) if len(sizes) == len(files) else None)
-    for file in files:
-        for number, line in standard_input() if file is None else read_lines(file, bytes_read):
-            if number % _LINES == 0:
-                progress.advance(bytes_read.position)
-            yield line
-
-
-def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:
-    """Yield JSON lines in blocks."""
+    lines = (
+        line
+        for file in files
+        for _, line in (standard_input() if file is None else read_lines(file, bytes_read))
+    )
     while block := list(itertools.islice(lines, _LINES)):
-        rows = []
         for encoded in tokenizer.encode_with_offsets(block):
             ids = encoded.ids.tolist()
             row = {
@@ -403,8 +400,8 @@ def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:
                 "tokens": [tokenizer.token(id) for id in ids],
                 "offsets": encoded.offsets.tolist(),
             }
-            rows.append(json.dumps(row, ensure_ascii=False) + "\n")
-        yield "".join(rows)
+            yield json.dumps(row, ensure_ascii=False) + "\n"
+        progress.advance(bytes_read.position)
 
 
 def _examples(words: Sequence[SplitWord]) -> str:
