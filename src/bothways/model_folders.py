@@ -7,13 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from bothways.core.config.values import (
-    checked,
-    nest,
-    require_at_least,
-    require_choice,
-    require_range,
-)
+from bothways.core.config.values import checked, require_at_least, require_choice, require_range
 from bothways.core.errors import ConfigError, DataError, argument, require
 from bothways.core.files import check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
@@ -377,7 +371,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
             if data is not None:
                 fix = "Leave one of the two out."
                 raise ConfigError(f"is given in addition to {blimp}", where=str(data), fix=fix)
-            task_model = evaluation.open_pairs(folder, nest(settings), length=length, device=device)
+            task_model = evaluation.open_pairs(folder, settings, length=length, device=device)
             suite, predictor = local_path(blimp), Predictor(task_model, precision)
             scores = evaluation.evaluate_suite(predictor, suite, reporter)
             metrics = {"accuracy": scores.accuracy, "mean": scores.mean}
@@ -401,21 +395,21 @@ def evaluate(  # noqa: PLR0913 – one option per question
             from bothways.prediction.search.index import open_embedder
 
             refuse("retrieval data", {**for_rows, "task": None if task == "embed" else task})
-            embedder = open_embedder(folder, None, length, precision, device, nest(settings))
+            embedder = open_embedder(folder, None, length, precision, device, settings)
             tables = retrieval.evaluate_retrieval(embedder, folders, reporter)
             metrics = dict([*tables.values()][-1]["vectors"])
             return evaluation.Evaluation(f"{folder} on {data}", metrics, retrieval=tables)
         if data is None:
             refuse("the dev data of the run", {"task": task, **columns})
         labelled = _labelled_data(folder, data, columns, reporter)
-        values, page = nest(settings), None if report is None else local_path(report)
+        page = None if report is None else local_path(report)
         if page is not None:
             require("report", "a report", "jinja2", "matplotlib")
             check_output_path(page, [labelled.name])
             if page.suffix.lower() not in (".html", ".htm", ""):
                 message = f"{page.name!r} must end in .html"
                 raise ConfigError(message, where="report", fix=f"Such as {page.stem}.html.")
-        opened: Any = {"length": length, "device": device, "runtime": runtime, "settings": values}
+        opened: Any = {"length": length, "device": device, "runtime": runtime, "settings": settings}
         return labelled.evaluate(
             lambda precision: open_task(folder, task, precision=precision, **opened),
             precision,

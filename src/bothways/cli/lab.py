@@ -13,7 +13,7 @@ from cyclopts import Parameter
 import bothways
 from bothways.cli import options
 from bothways.core.config import reader as configs
-from bothways.core.config.values import nest, require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import require
 from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, say, write_stderr
@@ -110,7 +110,7 @@ def features(
     settings = configs.load(
         FeatureConfig,
         base=FeatureConfig(model=model, train=train, dev=dev, layers=layers),
-        overrides=nest(options.settings_for(features, overrides)),
+        overrides=options.settings_for(features, overrides),
     )
     options.say_kernels(device)
     with options.resumable(out, "What was read to its end") as progress:

@@ -404,10 +404,7 @@ def load_config(
     Raises:
         ConfigError: an unknown setting, or a value that is not allowed.
     """
-    if isinstance(overrides, Mapping):
-        tree = values.nest(overrides)
-    else:
-        tree = values.parse_overrides(overrides)
+    tree = values.parse_overrides(overrides)
     if "batch" in tree and not isinstance(tree["batch"], Mapping):
         tree["batch"] = {"n": tree["batch"]}
     tree = expand_names(tree, SHORTHANDS, SAME)

@@ -160,8 +160,7 @@ class Predictor:
         """
         reader = self._folder_reader()
         assert isinstance(reader, functools.partial)
-        settings = reader.keywords["settings"]
-        settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
+        settings = parse_overrides(reader.keywords["settings"])
         return str(reader.args[0]), reader.keywords["length"], settings
 
     def __repr__(self) -> str:
@@ -732,8 +731,7 @@ def _bind(
     loaded: LoadedModel, name: str | None, *, length: int | None, settings: Tree | Iterable[str]
 ) -> TaskModel[Any, Any]:
     """Return the task of a folder with its model, in evaluation mode."""
-    settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
-    settings = _renamed(settings, ("length", "candidates"))
+    settings = _renamed(parse_overrides(settings), ("length", "candidates"))
     if isinstance(named := settings.get("candidates"), str) and not named.startswith("["):
         labels = named.replace("\uff0c", ",").split(",")  # a full-width comma, typed in Chinese
         settings["candidates"] = [label.strip() for label in labels if label.strip()]

@@ -19,7 +19,6 @@ from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.config.values import (
     Tree,
     merge,
-    nest,
     parse_overrides,
     require_at_least,
     require_range,
@@ -510,7 +509,7 @@ def expand_names(
     Raises:
         ConfigError: a text is not a setting, or a setting is given under two names.
     """
-    settings = nest(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    settings = parse_overrides(overrides)
     leaves: dict[tuple[str, ...], tuple[str, Any]] = {}
     for name, setting in settings.items():
         common, form = same.get(name, (name, "{}"))

@@ -70,7 +70,7 @@ def load(
             setting; with the path and the file.
     """
     low = read_toml(file) if file else {}
-    top = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    top = parse_overrides(overrides)
     names = [*(field.name for field in _fields(cls)), *aliases]
     try:
         for key in top:

@@ -23,11 +23,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def nest(values: Tree) -> dict[str, Any]:
-    """Return values by dotted paths as a tree, in any order: a table before its settings.
+def parse_overrides(overrides: Tree | Iterable[str]) -> dict[str, Any]:
+    """Return values by dotted paths, or texts such as "encoder.depth=6", as a tree.
+
+    They are in any order: a table comes before its settings.
 
     Example: {"encoder.depth": 6} → {"encoder": {"depth": 6}}.
+
+    Raises:
+        ConfigError: a text without a key or "=".
     """
+    values = overrides if isinstance(overrides, Mapping) else split_overrides(overrides)
     tree: dict[str, Any] = {}
     for path, value in sorted(values.items(), key=lambda item: item[0].count(".")):
         leaf = value
@@ -35,15 +41,6 @@ def nest(values: Tree) -> dict[str, Any]:
             leaf = {key: leaf}
         tree = merge(tree, leaf)
     return tree
-
-
-def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the tree of texts such as "encoder.depth=6"; later texts win.
-
-    Raises:
-        ConfigError: a text without a key or "=".
-    """
-    return nest(split_overrides(texts))
 
 
 def split_overrides(texts: Iterable[str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from bothways.core.batch import Batch
-from bothways.core.config.values import Tree
+from bothways.core.config.values import Tree, parse_overrides
 from bothways.core.errors import ConfigError, DataError, ResourceError, argument
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report.html import write_html
@@ -289,7 +289,7 @@ def open_pairs(
 
     Arguments and errors as `open_task_model`.
     """
-    settings = settings if isinstance(settings, Mapping) else tuple(settings)
+    settings = parse_overrides(settings)
     task_model = open_task_model(folder, "prefer", length=length, device=device, settings=settings)
     task = task_model.task
     if isinstance(task, MinimalPairTask) and task.variant == "original" and not settings:

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bothways.core.config.values import nest, require_at_least, require_choice
+from bothways.core.config.values import require_at_least, require_choice
 from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, call, optional
 from bothways.core.files import is_url, local_path
 from bothways.core.jobs.process_pool import NUMBER
@@ -120,7 +120,7 @@ class BulkRequest:
             precision=self.precision,
             batch_invariant=True,
             runtime=self.runtime,
-            settings=nest(self.settings),
+            settings=self.settings,
         )
 
     def read_task(self) -> Task[Any, Any]:
@@ -128,7 +128,7 @@ class BulkRequest:
         if self.runtime != "torch":
             return self.open().task_model.task
         return open_task_model(
-            self.model, self.task, length=self.length, device="cpu", settings=nest(self.settings)
+            self.model, self.task, length=self.length, device="cpu", settings=self.settings
         ).task
 
     def columns(self, task: Task[Any, Any]) -> Any:
