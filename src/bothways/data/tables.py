@@ -411,23 +411,20 @@ def json_rows(location: str, lines: Lines) -> Iterator[TableRow]:
 
     def parse(numbered: tuple[int, str]) -> TableRow:
         row_location = f"{location}:{numbered[0]}"
-        try:
-            value = parse_json(numbered[1], row_location, fix=fix, unique=True)
-            return TableRow(_json_row(value, row_location, fix), row_location)
-        except DataError as error:
-            raise RowError(error.what, where=error.where, fix=error.fix) from error
+        value = parse_json(numbered[1], row_location, RowError, fix, unique=True)
+        return TableRow(_json_row(value, row_location, RowError, fix), row_location)
 
     return map(parse, filter(lambda numbered: numbered[1].strip(), lines))
 
 
-def _json_row(value: Any, location: str, fix: str) -> dict[str, Any]:
+def _json_row(value: Any, location: str, error: type[DataError], fix: str) -> dict[str, Any]:
     """Return an object as it is, and [text, object], the form of spaCy, as one with that "text"."""
     match value:
         case dict():
             return value
         case [str(text), dict() as rest]:
             return {"text": text, **rest}
-    raise DataError(f"holds a JSON {type(value).__name__}, not an object", where=location, fix=fix)
+    raise error(f"holds a JSON {type(value).__name__}, not an object", where=location, fix=fix)
 
 
 def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
@@ -445,7 +442,7 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
         raise DataError("is not an array of objects", where=path, fix=fix)
     for number, value in enumerate(values, 1):
         location = f"{path}:record {number}"
-        yield TableRow(_json_row(value, location, fix), location)
+        yield TableRow(_json_row(value, location, DataError, fix), location)
 
 
 def read_json_text(
