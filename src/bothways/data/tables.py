@@ -433,7 +433,7 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
     Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
     """
     fix = 'Write [{"text": "…"}, …], or one object per line in a .jsonl file.'
-    values = read_json_text(path, fix, bytes_read, unique=True)
+    values = read_json_text(path, fix, bytes_read)
     if not isinstance(values, list):
         squad = isinstance(values, dict) and "data" in values
         # Such as the dataset_infos.json of a data set that was cloned from the Hub.
@@ -445,13 +445,11 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
         yield TableRow(_json_row(value, location, DataError, fix), location)
 
 
-def read_json_text(
-    path: str, fix: str, bytes_read: text_io.BytesRead | None = None, *, unique: bool = False
-) -> Any:
-    """Return the value in a JSON file, which is read whole; `unique` refuses a key that repeats.
+def read_json_text(path: str, fix: str, bytes_read: text_io.BytesRead | None = None) -> Any:
+    """Return the value in a JSON file, which is read whole.
 
     Raises:
-        DataError: the file is not JSON, or longer than `MAX_ARRAY`.
+        DataError: the file is not JSON, has a key twice, or is longer than `MAX_ARRAY`.
     """
     chunks, length, line_count = list[str](), 0, 1
     with contextlib.closing(text_io.read_lines(path, bytes_read, split=True)) as lines:
@@ -462,7 +460,7 @@ def read_json_text(
                 message = f"is JSON of more than {MAX_ARRAY:,} characters, held in memory"
                 fix = "Write one object per line in a .jsonl file, which is read line by line."
                 raise DataError(message, where=path, fix=fix)
-    return parse_json("".join(chunks), path, fix=fix, unique=unique)
+    return parse_json("".join(chunks), path, fix=fix, unique=True)
 
 
 # Parquet

@@ -122,7 +122,7 @@ def read_squad(source: str, labelled: bool, unused: list[str]) -> Iterator[Quest
     path, count = local_path(source), 0
     file_at(path, "Check the name; .json is read in SQuAD's form, .jsonl as rows.")
     fix = "For one object a line use the suffix .jsonl."
-    tree = read_json_text(str(path), fix, unique=True)
+    tree = read_json_text(str(path), fix)
     columns = QuestionColumns(answers="answers" if labelled else None)
     for index, article in enumerate(_list(_object(tree, str(path)), "data", str(path))):
         location = f"{path}:data[{index}]"
