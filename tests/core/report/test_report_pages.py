@@ -266,11 +266,11 @@ def test_a_notebook_shows_ten_of_many_labels_and_other_predictions_as_text():
     assert predictions.ScorePrediction(1.0)._repr_html_() is None
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=99))
 def test_sparkline_shows_lowest_and_highest(values):
-    line = sparkline(sections.Line("", range(len(values)), values), columns=len(values))
-    assert len(line) == len(values)
-    if max(values) > min(values) + 1e-3:
+    line = sparkline(sections.Line("", range(len(values)), values))
+    assert len(line) == min(32, len(values))
+    if len(line) == len(values) and max(values) > min(values) + 1e-3:
         assert line[int(np.argmax(values))] == "█"
         assert line[int(np.argmin(values))] == "▁"
 

@@ -129,9 +129,9 @@ def table_cells(table: sections.TableSection) -> list[list[str]]:
     ]
 
 
-def sparkline(line: sections.Line, columns: int = _COLUMNS) -> str:
+def sparkline(line: sections.Line) -> str:
     """Draw a curve in one line of text: means of equal parts as bars of eight heights."""
-    count = min(columns, len(line.y))
+    count = min(_COLUMNS, len(line.y))
     edges = [piece * len(line.y) // count for piece in range(count + 1)]
     means = [sum(line.y[i:j]) / (j - i) for i, j in itertools.pairwise(edges)]
     low, top = min(means), len(_LEVELS) - 1
