@@ -37,6 +37,7 @@ from bothways.data.loader import (
 )
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
 from bothways.data.segments import FullSentences, NextSentence
+from spread import in_turn
 from toy_corpora import corpus_of
 from toy_template import TEMPLATE
 
@@ -94,8 +95,10 @@ def steps_of(loader, count, cursor=Cursor()):  # noqa: B008
     return list(itertools.islice(loader.steps(cursor), count))
 
 
-@pytest.mark.parametrize("segments", [NextSentence(24), FullSentences(24)])
-@pytest.mark.parametrize("batch", [ExampleBudget(7), TokenBudget(130)])
+@pytest.mark.parametrize(
+    ("segments", "batch"),
+    in_turn([(NextSentence(24),), (FullSentences(24),)], [ExampleBudget(7), TokenBudget(130)]),
+)
 def test_ranks_and_microbatches_leave_sequences_and_masks_as_they_are(segments, batch):
     source = corpus_source(segments)
     whole = steps_of(loader_of(source, batch), 25)
@@ -178,8 +181,9 @@ def uninterrupted(batch, world):
     )
 
 
-@pytest.mark.parametrize("batch", [ExampleBudget(4), TokenBudget(70)])
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "world"), in_turn([(ExampleBudget(4),), (TokenBudget(70),)], [1, 2])
+)
 @given(start=st.integers(0, 54))
 def test_a_resumed_run_reads_the_same_steps(batch, world, start):
     steps = uninterrupted(batch, world)
