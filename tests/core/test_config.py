@@ -214,48 +214,40 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path):
     ("encoder=3", "encoder", "encoder.vocab=VALUE"),
     ("phases=64", "phases", "phases.0.length="),
     ("phases=[{lenght=64}]", "phases.0.lenght", "length"),
+    ("zzz=1", "zzz", ""),
+    ("encoder.depth=six", "encoder.depth", ""),
+    ("encoder.depth=2.5", "encoder.depth", ""),
+    ("encoder.depth=none", "encoder.depth", ""),
+    ("encoder.dropout.hidden=1.5", "encoder.dropout.hidden", ""),
+    ("encoder.heads=7", "encoder.heads", ""),
+    ("training.until=3 parsecs", "training.until", ""),
+    ("training.until.count=0", "training.until", ""),
+    ("training.precision=fp8", "training.precision", ""),
+    ("training.clip_norm=x", "training.clip_norm", ""),
+    ("training.optimizer.betas=0.9", "training.optimizer.betas", ""),
+    ("training.optimizer.betas=0.9,,0.98", "training.optimizer.betas", ""),
+    ("phases.2.length=64", "phases.2", ""),
+    ("phases.x=64", "phases.x", ""),
+    ("phases.00.length=64", "phases.00", ""),
+    (f"phases.{'9' * 5000}.length=64", f"phases.{'9' * 5000}", ""),
+    ("phases=[{length=64}", "phases", ""),
+    ("phases=[64]", "phases.0", ""),
+    ("phases.1.length=64", "phases", ""),
+    ("phases.0.length=100000", "phases.0.length", ""),
+    ("phases.0.share=0.5", "phases", ""),
+    ("objective.segments.cross=true", "objective.segments.cross", ""),
+    ("batch=examples", "batch.n", ""),  # a member that is not made of its name alone
+    ("seed", None, ""),
+    (__file__, None, ""),
+    ("=1", None, ""),
+    ("a" * 5000, None, ""),  # longer than the name of a file can be
+    ("encoder..depth=1", None, ""),
 ])  # fmt: skip
-def test_mistakes_name_what_may_be_meant(override, where, near):
+def test_mistakes_name_their_path_and_what_may_be_meant(override, where, near):
     with pytest.raises(ConfigError) as caught:
         load(override)
     assert caught.value.where == where
     assert near in str(caught.value)
-
-
-@pytest.mark.parametrize(("override", "where"), [
-    ("zzz=1", "zzz"),
-    ("encoder.depth=six", "encoder.depth"),
-    ("encoder.depth=2.5", "encoder.depth"),
-    ("encoder.depth=none", "encoder.depth"),
-    ("encoder.dropout.hidden=1.5", "encoder.dropout.hidden"),
-    ("encoder.heads=7", "encoder.heads"),
-    ("training.until=3 parsecs", "training.until"),
-    ("training.until.count=0", "training.until"),
-    ("training.precision=fp8", "training.precision"),
-    ("training.clip_norm=x", "training.clip_norm"),
-    ("training.optimizer.betas=0.9", "training.optimizer.betas"),
-    ("training.optimizer.betas=0.9,,0.98", "training.optimizer.betas"),
-    ("phases.2.length=64", "phases.2"),
-    ("phases.x=64", "phases.x"),
-    ("phases.00.length=64", "phases.00"),
-    (f"phases.{'9' * 5000}.length=64", f"phases.{'9' * 5000}"),
-    ("phases=[{length=64}", "phases"),
-    ("phases=[64]", "phases.0"),
-    ("phases.1.length=64", "phases"),
-    ("phases.0.length=100000", "phases.0.length"),
-    ("phases.0.share=0.5", "phases"),
-    ("objective.segments.cross=true", "objective.segments.cross"),
-    ("batch=examples", "batch.n"),  # a member that is not made of its name alone
-    ("seed", None),
-    (__file__, None),
-    ("=1", None),
-    ("a" * 5000, None),  # longer than the name of a file can be
-    ("encoder..depth=1", None),
-])  # fmt: skip
-def test_mistakes_name_their_path(override, where):
-    with pytest.raises(ConfigError) as caught:
-        load(override)
-    assert caught.value.where == where
     assert len(str(caught.value)) < 1000
 
 

@@ -328,18 +328,25 @@ def test_a_table_that_is_refused_leaves_no_open_file(tmp_path):
     assert path not in {str(link.resolve()) for link in Path("/proc/self/fd").glob("*")}
 
 
-@pytest.mark.parametrize(("first", "rows", "expected"), [
-    (["A fine film.", "positive"], [["Dull.", "negative"], ["Good.", "positive"]], False),
-    (["Dull.", "0"], [["Good.", "1"]], False),
-    (["x" * 81, "a"], [["y", "b"]], False),
-    (["text", "0"], [["Good.", "1"]], True),
-    (["Bewertung", "Sterne"], [["Gut.", "5"]], True),
-    (["0", "1"], [["0.5", "0.25"]], True),
-    (["", "review", "stars"], [["0", "Good.", "5"]], True),
-    (["only", "header"], [], True),
+@pytest.mark.parametrize(("first", "rows", "columns", "expected"), [
+    (["A fine film.", "positive"], [["Dull.", "negative"], ["Good.", "positive"]], [], False),
+    (["Dull.", "0"], [["Good.", "1"]], [], False),
+    (["x" * 81, "a"], [["y", "b"]], [], False),
+    (["text", "0"], [["Good.", "1"]], [], True),
+    (["Bewertung", "Sterne"], [["Gut.", "5"]], [], True),
+    (["0", "1"], [["0.5", "0.25"]], [], True),
+    (["", "review", "stars"], [["0", "Good.", "5"]], [], True),
+    (["only", "header"], [], [], True),
+    # A value like the number of a column is not its name: the label of the first row is 1, and
+    # texts are in column 1.
+    (["1", "Fine."], [["other"] * 2], ["1"], False),
+    (["a", "1", "", "Fine."], [["other"] * 4], ["3", "1"], False),
+    (["0", "1"], [["other"] * 2], ["1"], True),
+    (["text", "0"], [["other"] * 2], ["0"], True),
+    (["2023", "2024"], [["other"] * 2], ["2024"], True),
 ])  # fmt: skip
-def test_a_first_row_of_data_is_not_a_header(first, rows, expected):
-    assert is_header(first, rows) is expected
+def test_a_first_row_of_data_is_not_a_header(first, rows, columns, expected):
+    assert is_header(first, rows, columns) is expected
 
 
 def test_the_columns_of_a_file_without_a_header_go_by_number(tmp_path):
@@ -348,17 +355,6 @@ def test_the_columns_of_a_file_without_a_header_go_by_number(tmp_path):
     assert table.names == ("0", "1")
     assert values(table)[0] == {"0": "Fine.", "1": "positive"}
     assert open_table(source, ["positive"]).names == ("Fine.", "positive")
-
-
-@pytest.mark.parametrize(("first", "columns", "expected"), [
-    (["1", "Fine."], ["1"], False),  # the label of the first row is 1, and texts are in column 1
-    (["a", "1", "", "Fine."], ["3", "1"], False),
-    (["0", "1"], ["1"], True),
-    (["text", "0"], ["0"], True),
-    (["2023", "2024"], ["2024"], True),
-])  # fmt: skip
-def test_a_value_like_the_number_of_a_column_is_not_its_name(first, columns, expected):
-    assert is_header(first, [["other"] * len(first)], columns) is expected
 
 
 def test_array_of_objects_has_a_row_per_object(tmp_path):
