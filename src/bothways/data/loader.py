@@ -324,7 +324,6 @@ def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
     An error of `items` is raised here, at its position. The thread ends with the iterator: at its
     end, when it is closed, or when an interrupt arrives while it waits.
     """
-    assert depth >= 1
     source, end = iter(items), object()
     with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as thread:
         waiting = deque(thread.submit(next, source, end) for _ in range(depth))
