@@ -33,7 +33,7 @@ from bothways.core.errors import (
     render,
 )
 from bothways.core.runtime.process import END_SIGNALS, limit_threads, tune_allocator
-from bothways.core.terminal import ErrorStream, printable, shortened
+from bothways.core.terminal import ErrorStream, shortened, write_stderr
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
@@ -276,7 +276,7 @@ def _run() -> None:
             raise
         # Another Ctrl-C, while Python shuts down, would print a traceback: it ends the process.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        print("interrupted", file=sys.stderr)
+        write_stderr("interrupted")
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader of the output, such as `head`, has finished: end silently, also at exit, where
@@ -321,7 +321,7 @@ def _is_full(output: int) -> bool:
 def _fail(message: str, status: int = 2) -> None:
     if message.startswith("error: "):  # of the option with this name
         message = f"--{message}"
-    print(f"error: {printable(message)}", file=sys.stderr)
+    write_stderr(f"error: {message}")
     sys.exit(status)
 
 
