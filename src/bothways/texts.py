@@ -108,15 +108,15 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     return tokenizer
 
 
-def read_document_texts(documents: Iterable[Document], progress: Progress) -> Iterator[str]:
+def read_document_texts(documents: DocumentReader, progress: Progress) -> Iterator[str]:
     """Yield the texts of documents, with progress in bytes where they are of files."""
-    total = getattr(documents, "total", None)
+    total = documents.total
     progress.stage("reading", total or None)
-    for note in getattr(documents, "notes", ()):
+    for note in documents.notes:
         progress.message(note)
     for number, document in enumerate(documents):
         if total and number % 256 == 0:
-            progress.advance(documents.position)  # type: ignore[attr-defined]
+            progress.advance(documents.position)
         yield document.text
 
 
@@ -203,7 +203,7 @@ def choice(name: str, options: Mapping[str, Any], location: str) -> Any:
 
 def documents_of(
     texts: Any, *, of_paths: bool = False, column: str = "text", boundary: str = "auto"
-) -> Iterable[Document]:
+) -> DocumentReader:
     """Return the documents of files, or of texts, rows or documents in memory.
 
     Args:
@@ -247,7 +247,7 @@ def documents_of(
         message = f"is of type {type(item).__name__}: give paths, rows or documents"
         raise DataError(message, where=location)
 
-    return itertools.starmap(document, enumerate(items, 1))
+    return DocumentReader(itertools.starmap(document, enumerate(items, 1)))
 
 
 def _files(names: Iterable[str | Path], column: str, boundary: Boundary) -> DocumentReader:

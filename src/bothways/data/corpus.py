@@ -44,7 +44,7 @@ from bothways.core.source import Ids, rng
 from bothways.core.terminal import quantity
 from bothways.data import manifest as manifests, shards
 from bothways.data.cleaning.config import Cleaning
-from bothways.data.documents import Document, DocumentReader, Origin, check_versions
+from bothways.data.documents import Document, DocumentReader, check_versions
 from bothways.data.epoch_order import AllExcept
 from bothways.data.sentences import AUTO, Words, check_language, words_name
 from bothways.text.tokenizer import Tokenizer
@@ -255,6 +255,7 @@ def write_corpus(
         fix = 'Such as bothways.data.cleaning.config.make_cleaning("gopher").'
         raise ConfigError(f"must be a Cleaning, not {cleaning!r:.40}", where="cleaning", fix=fix)
     path = local_path(folder)
+    reader = documents if isinstance(documents, DocumentReader) else DocumentReader(iter(documents))
     finder = None if words is None else words_name(words)
     splitter = f"sentencex {importlib.metadata.version('sentencex')}"
     settings = manifests.CorpusSettings(
@@ -271,17 +272,16 @@ def write_corpus(
         raise DataError(message, where=path, fix="Choose another folder.")
     with lock_folder(path), discard_begun(path, (WORK, *TOKENIZER), (manifests.MANIFEST, SHARDS)):
         if (path / manifests.MANIFEST).exists():
-            _check_same(path, settings, documents)
+            _check_same(path, settings, reader)
         else:
-            unread = documents.notes if isinstance(documents, DocumentReader) else ()
-            for note in (*unread, *shards.unsuited_steps(settings)):
+            for note in (*reader.notes, *shards.unsuited_steps(settings)):
                 progress.message(note)
             with os_errors(path, _RESUME):
                 (path / WORK).mkdir(exist_ok=True)
-                check_versions(path / WORK, _sources(documents)[0])
+                check_versions(path / WORK, reader.origins)
             # Without segments: whether a model has them is up to the model.
             Tokenizer(tokenizer.backend, tokenizer.specials, words=tokenizer.words).save(path)
-            _build(path, settings, words, documents, workers or usable_cores(), progress)
+            _build(path, settings, words, reader, workers or usable_cores(), progress)
     return Corpus.open(path)
 
 
@@ -309,20 +309,11 @@ def length_percentiles(
     ]
 
 
-def _sources(documents: Iterable[Document]) -> tuple[tuple[Origin, ...], dict[str, str]]:
-    """Return the origins of the documents and the settings of their reader, as far as known."""
-    if isinstance(documents, DocumentReader):
-        return documents.origins, documents.settings
-    return (), {}
-
-
 def _text_digest(names: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
-def _check_same(
-    folder: Path, settings: manifests.CorpusSettings, documents: Iterable[Document]
-) -> None:
+def _check_same(folder: Path, settings: manifests.CorpusSettings, reader: DocumentReader) -> None:
     """Raise DataError unless the existing corpus is the one that these inputs give."""
     built = manifests.read_manifest(folder)
     requested, stored = (dict(vars(values)) for values in (settings, built.settings))
@@ -336,12 +327,12 @@ def _check_same(
     if differing:
         message = f"holds a corpus that was built with {'; '.join(differing)}"
         raise DataError(message, where=folder, fix=fix)
-    origins, reading = _sources(documents)
+    origins = reader.origins
     has_times = bool(origins) and all(origin.modified for origin in origins)  # none is at a URL
-    if not has_times or (origins, reading) != (built.origins, built.reading):
+    if not has_times or (origins, reader.settings) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
         # compared to encoding them.
-        names = (job.name for job in shards.cut_shards(documents, settings))
+        names = (job.name for job in shards.cut_shards(reader, settings))
         if _text_digest(names) != built.text:
             raise DataError("holds a corpus of other documents", where=folder, fix=fix)
     # A build that was killed after it wrote the manifest leaves its work.
@@ -352,19 +343,18 @@ def _build(
     folder: Path,
     settings: manifests.CorpusSettings,
     words: Words | None,
-    documents: Iterable[Document],
+    reader: DocumentReader,
     workers: int,
     progress: Progress,
 ) -> None:
     """Make the shards that are missing, join all, write the manifest, and delete the shards."""
     work, names, tokenizer = folder / WORK, list[str](), Tokenizer.load(folder)
-    reader = documents if isinstance(documents, DocumentReader) else None
-    progress.stage("encoding", reader.total or None if reader else None)
+    progress.stage("encoding", reader.total or None)
 
     def missing() -> Iterator[shards.Job]:
         """Yield the jobs without a shard; note the names of all."""
         # Finished shards of an interrupted build are found by their names, digests of their text.
-        for job in shards.cut_shards(documents, settings):
+        for job in shards.cut_shards(reader, settings):
             names.append(job.name)
             if not (work / job.name).exists():
                 if len(names) == 1 and any(folder.glob(SHARDS)):
@@ -376,7 +366,7 @@ def _build(
     with contextlib.closing(map_in_order(encode, missing(), workers)) as results:
         for name, shard in results:
             shards.store_shard(work / name, shard)
-            progress.advance(reader.position if reader else 0)
+            progress.advance(reader.position)
     with os_errors(folder, _RESUME):
         try:
             merged = shards.merge_shards([work / name for name in names], work, settings, progress)
@@ -396,6 +386,7 @@ def _build(
         for note in shards.large_steps(settings, inputs.documents, steps):
             progress.message(note)
         ids = shards.token_type(tokenizer.size)
-        fields = (settings, *_sources(documents), _text_digest(names), inputs, steps, files)
+        sources = reader.origins, reader.settings
+        fields = (settings, *sources, _text_digest(names), inputs, steps, files)
         manifests.write_manifest(folder, manifests.Manifest(counts, ids, *fields))
         shutil.rmtree(work)

@@ -18,7 +18,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -89,36 +89,34 @@ class Origin:
     modified: int | str = 0
 
 
+@dataclass(frozen=True)
 class DocumentReader(Iterator[Document]):
-    """The documents of some inputs, to be read once.
+    """Documents, to be read once: those of some inputs, or any others.
 
     Attributes:
-        origins: every file and data set, in reading order.
+        origins: every file and data set, in reading order; none of other documents.
         settings: the other settings that decide which documents come out.
         notes: messages about files in the folders that are not read.
     """
 
-    def __init__(
-        self, names: list[str], column: str, boundary: Boundary, notes: Sequence[str] = ()
-    ) -> None:
-        self._bytes_read = text_io.BytesRead()
-        self.origins = tuple(origin_of(name) for name in names)
-        self._stream = (
-            document
-            for origin in self.origins
-            for document in _read_unchanged(origin, column, boundary, self._bytes_read)
-        )
-        self.total = sum(origin.size for origin in self.origins)
-        self.settings = {"column": column, "boundary": boundary.value}
-        self.notes = tuple(notes)
+    stream: Iterator[Document]
+    origins: tuple[Origin, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    bytes_read: text_io.BytesRead = field(default_factory=text_io.BytesRead)
+
+    @property
+    def total(self) -> int:
+        """The size of all files in bytes; 0 if it is unknown."""
+        return sum(origin.size for origin in self.origins)
 
     @property
     def position(self) -> int:
         """Bytes read so far, of `total`."""
-        return self._bytes_read.position
+        return self.bytes_read.position
 
     def __next__(self) -> Document:
-        return next(self._stream)
+        return next(self.stream)
 
 
 def read_documents(
@@ -151,7 +149,14 @@ def read_documents(
     if column != "text" and not any(tabular) and not any(map(_is_wiki, names)):
         message, fix = "does nothing with plain text, which has no columns", "Leave it out."
         raise ConfigError(message, where="column", fix=fix)
-    return DocumentReader(names, column, boundary, notes)
+    origins, bytes_read = tuple(map(origin_of, names)), text_io.BytesRead()
+    stream = (
+        document
+        for origin in origins
+        for document in _read_unchanged(origin, column, boundary, bytes_read)
+    )
+    settings = {"column": column, "boundary": boundary.value}
+    return DocumentReader(stream, origins, settings, tuple(notes), bytes_read)
 
 
 def have_columns(inputs: Sequence[str]) -> bool:
