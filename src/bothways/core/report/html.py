@@ -56,10 +56,6 @@ _BASELINE = 0.3
 _WRITTEN = 8
 """Maximum number of labels for which a confusion matrix shows its counts in the picture."""
 _DEFINED = re.compile(r'\sid="([^"]+)"')
-_FONT = re.compile(
-    r"font: (?:\w+ )*?([\d.]+px) [^;\"]+|font-size: ([\d.]+px); font-family: [^;\"]+"
-)
-"""Font declarations; matplotlib before 3.10 wrote the short form."""
 
 
 def metrics_html(
@@ -178,7 +174,7 @@ def draw(chart: sections.Chart) -> str:
     # Unreferenced ids would occur once per chart, and ids must be unique on a page.
     used = set(re.findall(r'#([\w.-]+)["\')]', svg))
     svg = _DEFINED.sub(lambda match: match[0] if match[1] in used else "", svg)
-    return _FONT.sub(lambda match: f"font-size: {match[1] or match[2]}", svg)
+    return re.sub(r"; font-family: [^;\"]+", "", svg)
 
 
 _ON_CARD: Any = {"facecolor": CARD, "edgecolor": "none", "pad": 1}
