@@ -447,7 +447,6 @@ def test_a_ramp_continues_from_any_cursor_and_count_on_any_ranks(segments):
     (lambda: TokenRamp(512, 256, 1000), "batch.n"),
     (lambda: ExampleBudget(0), "batch.n"),
     (lambda: TokenBudget(0), "batch.n"),
-    (lambda: loader_of(list_source([3], None), TokenBudget(1), budget=0), "microbatch_tokens"),
 ])  # fmt: skip
 def test_a_size_out_of_range_is_refused(make, where):
     with pytest.raises(ConfigError) as caught:

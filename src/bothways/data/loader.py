@@ -235,9 +235,6 @@ class Loader:
     share: Share = Share()
     pad: bool = False
 
-    def __post_init__(self) -> None:
-        require_at_least(1, microbatch_tokens=self.microbatch_tokens)
-
     def steps(self, cursor: Cursor, tokens_read: int = 0) -> Iterator[TrainingStep]:
         """Yield steps from `cursor` on, without end; a step never crosses the end of an epoch.
 
