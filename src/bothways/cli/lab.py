@@ -65,8 +65,7 @@ def quickstart(
 
     require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
     require_at_least(0.5, minutes=minutes)
-    options.say_kernels("auto")
-    with options.resumable(out) as progress:
+    with options.resumable(out, device="auto") as progress:
         result = run_quickstart(out, minutes=minutes, files=corpus, progress=progress)
         if result is None:
             raise KeyboardInterrupt
@@ -112,8 +111,7 @@ def features(
         base=FeatureConfig(model=model, train=train, dev=dev, layers=layers),
         overrides=options.settings_for(features, overrides),
     )
-    options.say_kernels(device)
-    with options.resumable(out, "What was read to its end") as progress:
+    with options.resumable(out, "What was read to its end", device) as progress:
         data = prepare_features(settings, out, [settings.layers], device=device, progress=progress)
         done = fit_features(data, settings, device=device, progress=progress)
     if json:
@@ -188,8 +186,7 @@ def babylm(
     """
     from bothways.lab.babylm import evaluate_run
 
-    options.say_kernels(device)
-    with terminal_progress() as progress:
+    with terminal_progress(announced=options.kernels(device)) as progress:
         results = evaluate_run(
             model, data, out, settings, device=device, precision=precision, progress=progress
         )
@@ -296,9 +293,7 @@ def _reproduce(
     def print_cost(table: TableSection) -> None:
         error_console().print(render_report(table))  # above the bar
 
-    if not settings.dry_run:
-        options.say_kernels(device)
-    with options.resumable(out) as progress:
+    with options.resumable(out, device=None if settings.dry_run else device) as progress:
         done = benchmarks.reproduce(
             benchmark,
             request,
@@ -397,8 +392,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     (output_console() if dry_run else error_console()).print(cost)
     if dry_run:
         return
-    options.say_kernels(device)
-    with options.resumable(out) as progress:
+    with options.resumable(out, device=device) as progress:
         rows = run_table(
             request,
             device=device,

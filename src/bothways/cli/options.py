@@ -20,7 +20,7 @@ import bothways
 from bothways.core.config.values import is_integer, split_overrides
 from bothways.core.errors import ConfigError, is_interruption
 from bothways.core.files import is_url
-from bothways.core.progress import announce, terminal_progress
+from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, show_lines, write_stderr
 
 if TYPE_CHECKING:
@@ -251,24 +251,30 @@ def show_tables(*tables: CommandTable) -> None:
     show_lines(output_console(), *tables)
 
 
-def say_kernels(device: str) -> None:
-    """Let the next progress say which kernels a long command computes with; nothing for a GPU."""
+def kernels(device: str) -> str | None:
+    """Return the line about the kernels that a long command computes with; None for a GPU."""
     from bothways.core.runtime.devices import choose_device
     from bothways.model.kernels.library import describe_kernels
     from bothways.training.parallel import is_main, plan_here
 
-    if choose_device(device).type == "cpu" and is_main(plan_here()):
-        announce(describe_kernels())
+    on_cpu = choose_device(device).type == "cpu"
+    return describe_kernels() if on_cpu and is_main(plan_here()) else None
 
 
 @contextmanager
-def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
+def resumable(
+    out: Path, subject: str = "Finished work", device: str | None = None
+) -> Iterator[Progress]:
     """Show the progress of work that the same command continues.
 
     Report on Ctrl-C which work is kept, in a folder or a file, and how to resume.
+
+    Args:
+        device: where a model computes; None where none does.
     """
+    announced = None if device is None else kernels(device)
     try:
-        with terminal_progress() as progress:
+        with terminal_progress(announced=announced) as progress:
             yield progress
     except (KeyboardInterrupt, ValueError) as error:
         if not is_interruption(error):
@@ -297,9 +303,9 @@ def training(out: Path, resume: bool, device: str, notes: Iterable[str] = ()) ->
 
     if resume and not out.exists():
         write_stderr(f"note: {out} has no run to resume: starting one")
-    say_kernels(device)
+    announced = kernels(device)
     try:
-        with terminal_progress() as progress:
+        with terminal_progress(announced=announced) as progress:
             for note in notes:
                 progress.message(note)
             yield progress

@@ -117,11 +117,9 @@ def _predict_parts(
     """Predict files into a file or a folder, and print the totals."""
     from bothways.prediction.bulk.run import is_file, parts_folder, rejects_file
 
-    options.say_kernels(settings["device"])
     is_one_file = is_file(out)
-    with options.resumable(
-        parts_folder(out) if is_one_file else out, "What is finished"
-    ) as progress:
+    folder = parts_folder(out) if is_one_file else out
+    with options.resumable(folder, "What is finished", settings["device"]) as progress:
         done: Any = bothways.predict(
             model, files, out, progress=progress, **vars(parts), **settings
         )
@@ -227,8 +225,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     """
     if data is not None and options.split_inputs((data,))[1]:  # the first setting
         settings, data = (data, *settings), None
-    options.say_kernels(device)
-    with terminal_progress() as progress:
+    with terminal_progress(announced=options.kernels(device)) as progress:
         done = bothways.evaluate(
             model, data, task=task, blimp=blimp, length=length, report=report,
             precision=precision, limit=limit, device=device, runtime=runtime, progress=progress,

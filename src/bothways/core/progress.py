@@ -104,15 +104,6 @@ SECONDS_PER_LINE = 10.0
 """The time between two lines of progress in a file or a pipe."""
 SPEED_PERIOD = 86_400.0
 """Seconds over which the speed of a stage is averaged; rich keeps its last 1,000 reports."""
-_ANNOUNCED: list[str] = []
-
-
-def announce(text: str) -> None:
-    """Print a line with the first progress of the next bar, or at its end.
-
-    An error before that stands alone: of a work that does not begin nothing is said.
-    """
-    _ANNOUNCED[:] = [text]
 
 
 @contextmanager
@@ -137,7 +128,7 @@ def shown_progress(progress: Any, notes: Iterable[str] = ()) -> Iterator[Progres
 
 @contextmanager
 def terminal_progress(
-    console: Console | None = None, *, hidden: bool = False
+    console: Console | None = None, *, hidden: bool = False, announced: str | None = None
 ) -> Iterator[Progress]:
     """Yield a progress receiver: on a terminal a bar with the time left, else a line every ten
     seconds.
@@ -147,6 +138,8 @@ def terminal_progress(
     Args:
         console: None for standard error.
         hidden: suppress the bar, even on a terminal.
+        announced: a line to print with the first progress, or at the end. An error before that
+            stands alone: of a work that does not begin nothing is said.
     """
     from rich import progress as rich_progress
     from rich.table import Column
@@ -172,13 +165,10 @@ def terminal_progress(
         speed_estimate_period=SPEED_PERIOD,
         expand=True,
     )
-    try:
-        with bar:
-            receiver = _Bar(bar, lines=not (hidden or console.is_interactive))
-            yield receiver
-            receiver.begin()
-    finally:
-        _ANNOUNCED.clear()
+    with bar:
+        receiver = _Bar(bar, announced, lines=not (hidden or console.is_interactive))
+        yield receiver
+        receiver.begin()
 
 
 def error_console() -> Console:
@@ -195,13 +185,15 @@ def error_console() -> Console:
 class _Bar:
     """A `core.progress.Progress` that draws with rich."""
 
-    def __init__(self, bar: Bar, *, lines: bool) -> None:
-        self._bar, self._lines, self._printed = bar, lines, time.monotonic()
+    def __init__(self, bar: Bar, announced: str | None, *, lines: bool) -> None:
+        self._bar, self._announced = bar, announced
+        self._lines, self._printed = lines, time.monotonic()
         self._line = bar.add_task("", total=None, visible=False, note="")
 
     def begin(self) -> None:
-        while _ANNOUNCED:
-            say(self._bar.console, _ANNOUNCED.pop())
+        if self._announced is not None:
+            say(self._bar.console, self._announced)
+        self._announced = None
 
     def stage(self, name: str, total: float | int | None = None) -> None:
         self._bar.remove_task(self._line)  # `reset` keeps a total where the new one is None
