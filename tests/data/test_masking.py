@@ -278,7 +278,7 @@ def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit):
     n = np.arange(1, unit.longest + 1)
     weights = 1 / n if isinstance(unit, NGrams) else (1 - unit.stop) ** (n - 1)
     assert np.allclose(unit.lengths, weights / weights.sum())
-    text = text_of_words(6000)  # so long that units hardly ever meet
+    text = text_of_words(3000)  # so long that units hardly ever meet
     masking = Masking(1.0, unit, max_predictions=12)
     drawn = []
     words = vocabulary()
