@@ -25,7 +25,6 @@ from bothways.data.loader import (
     ExampleBudget,
     ListSource,
     Loader,
-    Share,
     TokenBudget,
     TokenRamp,
     ahead,
@@ -64,7 +63,7 @@ def list_source(lengths, order):
 
 
 def loader_of(source, batch, *, budget=60, rank=0, world=1, seed=9):
-    return Loader(source, masked, batch, budget, seed, Share(rank, world))
+    return Loader(source, masked, batch, budget, seed, rank, world)
 
 
 def sequences_of(batch):

@@ -18,7 +18,7 @@ from bothways.data.corpus_source import (
     corpus_names,
     shares_of,
 )
-from bothways.data.loader import ExampleBudget, Loader, Share
+from bothways.data.loader import ExampleBudget, Loader
 from bothways.data.segments import FullSentences
 from toy_corpora import corpus_of
 from toy_template import TEMPLATE
@@ -110,7 +110,7 @@ def random_tokens(sequence, rng):
 
 
 def loader(source, rank=0, world=1):
-    return Loader(source, random_tokens, ExampleBudget(6), 24, 11, Share(rank, world))
+    return Loader(source, random_tokens, ExampleBudget(6), 24, 11, rank, world)
 
 
 def ids_of(steps):

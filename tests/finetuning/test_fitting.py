@@ -89,14 +89,12 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world, tmp_path):
         built = build_optimizer(optimizer, task.named_parameters())
         rate = rate_factor(method.training.schedule, until)
         loop = Loop(RunTensors(task, built, Plan()), rate, on_step, precision="fp32")
-        loop.train(
-            train_loader(data.sequences, method, 3, Share()).steps(Cursor()), until, RunState()
-        )
+        loop.train(train_loader(data.sequences, method, 3).steps(Cursor()), until, RunState())
     decayed = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     adam = torch.optim.AdamW(groups, lr=0.0)
-    steps, sizes = train_loader(data.sequences, method, 3, Share()).steps(Cursor()), list[int]()
+    steps, sizes = train_loader(data.sequences, method, 3).steps(Cursor()), list[int]()
     for number, (expected, step) in enumerate(zip(seen, steps, strict=False)):
         rows = [row for batch in step.microbatches for row in _rows(batch)]
         columns = ([row[0], row[1], torch.ones_like(row[0])] for row in rows)

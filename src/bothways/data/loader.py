@@ -209,14 +209,6 @@ def unchanged(sequence: Sequence, rng: np.random.Generator) -> Sequence:
 
 
 @dataclass(frozen=True)
-class Share:
-    """The part of each step that this process builds: that of rank `rank` out of `world`."""
-
-    rank: int = 0
-    world: int = 1
-
-
-@dataclass(frozen=True)
 class Loader:
     """Steps from a source.
 
@@ -224,6 +216,7 @@ class Loader:
         prepare: adds the targets of an objective, with a generator keyed by the sequence's
             position.
         microbatch_tokens: maximum number of tokens per forward pass, unless one sequence is longer.
+        rank, world: of each step this process builds the part of rank `rank` out of `world`.
         pad: whether microbatches are padded, see `core.batch.pad_batch`.
     """
 
@@ -232,7 +225,8 @@ class Loader:
     batch: BatchSize
     microbatch_tokens: int
     seed: int
-    share: Share = Share()
+    rank: int = 0
+    world: int = 1
     pad: bool = False
 
     def steps(self, cursor: Cursor, tokens_read: int = 0) -> Iterator[TrainingStep]:
@@ -280,7 +274,7 @@ class Loader:
     def build(self, group: list[tuple[Any, Cursor]], next_cursor: Cursor) -> TrainingStep:
         """Return the step of these sequences, each planned with its position."""
         lengths = [plan.length for plan, _ in group]
-        mine = deal(lengths, self.share.world, self.microbatch_tokens)[self.share.rank]
+        mine = deal(lengths, self.world, self.microbatch_tokens)[self.rank]
         filler = min(range(len(group)), key=lengths.__getitem__)
         microbatches = []
         for indices in mine:

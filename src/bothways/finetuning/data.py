@@ -32,7 +32,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.source import Sequence
 from bothways.core.terminal import listed, quantity
 from bothways.data import tables as memory
-from bothways.data.loader import ListSource, Loader, Share, unchanged
+from bothways.data.loader import ListSource, Loader, unchanged
 from bothways.data.tables import HUB, TableRow, WatchedRow
 from bothways.finetuning.config import FinetuneConfig, Metric
 from bothways.finetuning.few_shot import fit_head
@@ -234,11 +234,12 @@ def label(
 
 
 def train_loader(
-    sequences: Many[Sequence], settings: FinetuneConfig, seed: int, share: Share
+    sequences: Many[Sequence], settings: FinetuneConfig, seed: int, rank: int = 0, world: int = 1
 ) -> Loader:
     """Return the steps over training sequences, shuffled in each epoch."""
     source = ListSource(sequences, seed)
-    return Loader(source, unchanged, settings.batch, settings.microbatch_tokens, seed, share)
+    tokens = settings.microbatch_tokens
+    return Loader(source, unchanged, settings.batch, tokens, seed, rank, world)
 
 
 def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[base.EncodedExample]]]:

@@ -33,7 +33,7 @@ from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Sequence
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule, VectorModule
-from bothways.data.loader import ExampleBudget, ListSource, Loader, Share, ahead, unchanged
+from bothways.data.loader import ExampleBudget, ListSource, Loader, ahead, unchanged
 from bothways.finetuning import data as labelled, few_shot, prepare
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, Rows, score, train_loader
@@ -360,7 +360,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         training, seed = prepare.training_of(settings, data), settings.ordered_by
         module, sequences = _trained(task_model, data, settings)
         evaluate = functools.partial(score, task_model, data, settings)
-        steps = train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
+        steps = train_loader(sequences, settings, seed, plan.rank, plan.world)
         torch.manual_seed(seed + 1 + plan.rank)
         phase = loop.TrainingPhase(
             training.end, lambda state: ahead(steps, torch_device, state.cursor)

@@ -17,7 +17,7 @@ from bothways.core.training_module import TrainingModule, hidden_matrices
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, Corpora, CorpusSource, MixedSource
 from bothways.data.epoch_order import DocumentIds
-from bothways.data.loader import BatchSize, Loader, Share, TokenBudget
+from bothways.data.loader import BatchSize, Loader, TokenBudget
 from bothways.data.masking import Vocabulary
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
@@ -255,8 +255,8 @@ def _loader(
     """Return the steps of a source, with the targets of an objective."""
     vocabulary = vocabulary_of(corpus, objective)
     prepare = lambda sequence, rng: objective.prepare(sequence, vocabulary, rng)  # noqa: E731
-    share = Share(plan.rank, plan.world)
-    return Loader(source, prepare, batch, settings.microbatch_tokens, settings.seed, share)
+    tokens = settings.microbatch_tokens
+    return Loader(source, prepare, batch, tokens, settings.seed, plan.rank, plan.world)
 
 
 def preflight(

@@ -40,7 +40,6 @@ from bothways.data.loader import (
     ExampleBudget,
     ListSource,
     Loader,
-    Share,
     TokenBudget,
     in_batches,
     unchanged,
@@ -477,7 +476,7 @@ def fit_features(
     tagger = build_tagger(data, settings).to(choose_device(device))
     source = ListSource(data.train.sequences(), settings.seed)
     budget = max(len(sequence) for sequence in source.sequences) * 64
-    loader = Loader(source, unchanged, settings.batch, budget, settings.seed, Share())
+    loader = Loader(source, unchanged, settings.batch, budget, settings.seed)
     store, best = MemoryStore(), Best("f1", "highest")
     training_run = TrainingRun(
         tagger,
