@@ -7,8 +7,8 @@ import torch
 from bothways.core.batch import (
     Batch,
     LabelTargets,
-    MultilabelTargets,
     TokenTargets,
+    WindowWeight,
     pack,
     pad_batch,
     round_up,
@@ -85,9 +85,10 @@ def test_counts_are_rounded_up():
 
 def test_a_batch_with_other_targets_stays_as_it_is(rng):
     ids = np.arange(5, 9, dtype=np.int32)
-    target = MultilabelTargets(np.ones((1, 3), dtype=np.float32))
-    batch = pack([Sequence(ids, np.zeros(4, dtype=np.int8), {"labels": target})])
-    assert pad_batch(batch) is batch
+    row = np.ones((1, 3), dtype=np.float32)
+    for target in (LabelTargets(row), WindowWeight(row[0, :1])):
+        batch = pack([Sequence(ids, np.zeros(4, dtype=np.int8), {"labels": target})])
+        assert pad_batch(batch) is batch
 
 
 @pytest.mark.parametrize(

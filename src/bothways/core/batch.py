@@ -320,20 +320,11 @@ class TokenTargets(Targets):
 class LabelTargets(Targets):
     """One label per sequence, `(1)`: a class of int64, or a score of float32.
 
-    `IGNORED` and NaN carry no weight.
+    Of several labels a row, `(1, labels)` of float32: 1 where a label applies, else 0. `IGNORED`
+    and NaN carry no weight.
     """
 
     labels: NDArray[Any] | Tensor
-
-
-@dataclass(frozen=True)
-class MultilabelTargets(Targets):
-    """One row of labels per sequence, `(1, labels)` of float32: 1 where a label applies, else 0.
-
-    NaN carries no weight.
-    """
-
-    labels: NDArray[np.float32] | Tensor
 
 
 @dataclass(frozen=True)

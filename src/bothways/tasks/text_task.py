@@ -476,8 +476,8 @@ class NumberModel(base.TaskModel[E, P]):
         return list(self.scores(batch).float().cpu().numpy()[:, None])
 
 
-def targets_of(batch: Batch) -> Shaped[Tensor, " sequences"]:
-    """Return the label of each sequence, a class or a number; IGNORED or NaN for none."""
+def targets_of(batch: Batch) -> Shaped[Tensor, "sequences ..."]:
+    """Return the label of each sequence, a class, a number or a row; IGNORED or NaN for none."""
     return torch.as_tensor(batch.target("label", LabelTargets).labels)
 
 

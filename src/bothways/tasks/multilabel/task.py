@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.batch import Batch, MultilabelTargets
+from bothways.core.batch import Batch, LabelTargets
 from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError, DataError, Finding, argument, places
 from bothways.core.training_module import Loss
@@ -59,7 +59,7 @@ class MultilabelClassifier(text_task.LabelModel[MultilabelExample, MultilabelPre
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of labelled texts times that of labels."""
-        labelled = ~_labels(batch).isnan()
+        labelled = ~text_task.targets_of(batch).isnan()
         weight = text_task.window_weight(batch)[:, None]
         return {"label": float((labelled * weight).sum(dtype=torch.float64))}
 
@@ -70,7 +70,7 @@ class MultilabelClassifier(text_task.LabelModel[MultilabelExample, MultilabelPre
         for any model.
         """
         weight = text_task.window_weight(batch)[:, None]
-        loss = binary_cross_entropy(scores, _labels(batch), weight)
+        loss = binary_cross_entropy(scores, text_task.targets_of(batch), weight)
         return {"label": replace(loss, hits=None)}
 
     def decode(
@@ -175,8 +175,8 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
                 return [*findings, Finding("labels", "warning", message, fix=fix)]
         return findings
 
-    def target(self, example: MultilabelExample, index: Mapping[str, int]) -> MultilabelTargets:
-        return MultilabelTargets(_held(example, index)[None].astype(np.float32))
+    def target(self, example: MultilabelExample, index: Mapping[str, int]) -> LabelTargets:
+        return LabelTargets(_held(example, index)[None].astype(np.float32))
 
     def limits(self, labels: Many[str]) -> NDArray[np.float64]:
         """Return the threshold of each label."""
@@ -280,10 +280,6 @@ def _held(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.fl
 def _known(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.bool_]:
     base.required(example.labels, example.where, "labels")
     return _held(example, index) > 0
-
-
-def _labels(batch: Batch) -> Tensor:
-    return torch.as_tensor(batch.target("label", MultilabelTargets).labels)
 
 
 def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple[str, ...] | None:
