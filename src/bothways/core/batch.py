@@ -284,8 +284,8 @@ class Targets:
     def without_weight(self: TargetsT) -> TargetsT:
         """Return targets that add nothing to the loss, for a rank without sequences in a step.
 
-        Here `labels` become unknown, and `weight` becomes 0. Targets with neither are a number of
-        tokens, and become none.
+        Here `labels` become unknown, and `weight` becomes 0. Of other targets with positions none
+        is left.
         """
         nothing = dict[str, Any]()
         for name, values in vars(self).items():
@@ -296,6 +296,8 @@ class Targets:
                 nothing[name] = np.zeros_like(values)
         if nothing:
             return dataclasses.replace(self, **nothing)
+        if not self.POSITIONS:
+            raise NotImplementedError
         return self.apply(lambda values: values[:0])
 
 
