@@ -239,13 +239,13 @@ def documents_of(
         location = f"text {number}"
         if isinstance(item, Mapping):
             return row_document(TableRow(item, location), column)
-        if isinstance(item, str | Document) and column != "text":
+        if not isinstance(item, str | Document):
+            message = f"is of type {type(item).__name__}: give paths, rows or documents"
+            raise DataError(message, where=location)
+        if column != "text":
             message, fix = "does nothing with texts, which have no columns", "Leave it out."
             raise ConfigError(message, where="column", fix=fix)
-        if isinstance(item, str | Document):
-            return Document(item, location) if isinstance(item, str) else item
-        message = f"is of type {type(item).__name__}: give paths, rows or documents"
-        raise DataError(message, where=location)
+        return Document(item, location) if isinstance(item, str) else item
 
     return DocumentReader(itertools.starmap(document, enumerate(items, 1)))
 
