@@ -138,25 +138,21 @@ def _find(model: str) -> _Found:
 
 
 def _preset(name: str) -> _Found:
+    from bothways.model import heads
     from bothways.model.families.catalogue import FAMILIES, family_for, preset
-    from bothways.model.heads import (
-        MaskedHead,
-        NextTokenHead,
-        PairHead,
-        PoolerHead,
-        ReplacedHead,
-        token_head,
-    )
 
     config = preset(name)
     if family_for(config) is None:
         origin = "a preset without a class in transformers, with the head of pre-training"
-        return _Found(origin, config, (token_head(config),))
+        return _Found(origin, config, (heads.token_head(config),))
     families = [family for family in FAMILIES if family.config_rules.write(config) is not None]
     family = next(
         (family for family in families if name.startswith(family.model_type)), families[0]
     )
-    candidates = (PoolerHead(), MaskedHead(), PairHead(), ReplacedHead(), NextTokenHead())
+    candidates = (
+        heads.PoolerHead(), heads.MaskedHead(), heads.PairHead(), heads.ReplacedHead(),
+        heads.NextTokenHead(),
+    )  # fmt: skip
     architecture = family.pretrained(name)
     origin = f"a preset of {family.model_type}, with the heads of {architecture.name}"
     return _Found(

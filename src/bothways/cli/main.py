@@ -23,15 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Group, Parameter, exceptions
 
 import bothways
-from bothways.core.errors import (
-    AGAIN,
-    BothwaysError,
-    ConfigError,
-    LostRankError,
-    interface,
-    is_interruption,
-    render,
-)
+from bothways.core import errors
+from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.runtime.process import END_SIGNALS, limit_threads, tune_allocator
 from bothways.core.terminal import ErrorStream, shortened, write_stderr
 
@@ -248,7 +241,7 @@ def main() -> None:
     limit_threads()
     tune_allocator()
     # A run must not end because its terminal was closed.
-    with contextlib.redirect_stderr(ErrorStream(sys.stderr)), interface("command"):
+    with contextlib.redirect_stderr(ErrorStream(sys.stderr)), errors.interface("command"):
         _run()
 
 
@@ -266,13 +259,13 @@ def _run() -> None:
         # Of several ranks that raise it the main one alone prints it.
         if error.on_every_rank and os.environ.get("RANK", "0") != "0":
             sys.exit(2)
-        _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
+        _fail(str(error), 1 if isinstance(error, errors.LostRankError) else 2)
     except (RuntimeError, MemoryError) as error:
         if not (message := _out_of_memory(error)):
             raise
         _fail(message)
     except (KeyboardInterrupt, ImportError, SystemError, ValueError) as error:
-        if not is_interruption(error):
+        if not errors.is_interruption(error):
             raise
         # Another Ctrl-C, while Python shuts down, would print a traceback: it ends the process.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -290,7 +283,7 @@ def _run() -> None:
             raise
         if error.filename is not None or not _is_full(sys.stdout.fileno()):
             message = f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}"
-            _fail(f"{message}\n  Look at the disk, then {render(AGAIN)}.")
+            _fail(f"{message}\n  Look at the disk, then {errors.render(errors.AGAIN)}.")
         # Python flushes stdout once more at exit; send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
