@@ -384,8 +384,6 @@ class Corpora:
     @functools.cached_property
     def token_counts(self) -> NDArray[np.int64]:
         """The occurrences of each token of the vocabulary, `(V)`, as often as training reads it."""
-        if len(self.parts) == 1:
-            return self.first.token_counts
         # A corpus that is read r times in an epoch counts each of its tokens r times.
         scaled = (
             corpus.token_counts * (self.shares[name] * self.tokens / corpus.manifest.counts.tokens)
