@@ -381,12 +381,10 @@ class SentenceOrder(PairSegments):
                 halves = np.flatnonzero(single & keep)
                 a_stop[halves] = a[halves] + rng.integers(1, (b_stop - a)[halves])
             case "random":
-                is_other = single
-                if is_other.any():
-                    b = b.copy()
-                    b[is_other], b_stop[is_other] = draw_other_segments(
-                        owner[is_other], (target - (a_stop - a))[is_other], selection, rng
-                    )
+                is_other, b = single, b.copy()
+                b[is_other], b_stop[is_other] = draw_other_segments(
+                    owner[is_other], (target - (a_stop - a))[is_other], selection, rng
+                )
             case _:
                 assert_never(self.single)
         swapped = ~is_other & (rng.random(len(a)) < 0.5)
