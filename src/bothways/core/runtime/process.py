@@ -38,9 +38,8 @@ OWN_GROUP = Path("/proc/self/cgroup")
 def usable_cores() -> int:
     """Return the number of cores that this process may use, by affinity and quota; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = min(_quotas(), default=math.inf)
     # A fraction of a core counts as a whole one, because a thread cannot run on less.
-    return max(1, min(cores or 1, math.ceil(quota) if math.isfinite(quota) else cores or 1))
+    return max(1, min([cores or 1, *map(math.ceil, _quotas())]))
 
 
 def limit_threads() -> None:
