@@ -106,14 +106,14 @@ def test_the_rate_of_matrix_products_is_measured_once():
 def test_memory_is_what_the_system_and_the_container_leave(monkeypatch, tmp_path):
     files = {"/proc/meminfo": ["MemTotal: 9000 kB", "MemAvailable:    4000 kB"]}
     monkeypatch.setattr(hardware, "read_system_file", lambda path: files.get(path, []))
-    limit = None
-    monkeypatch.setattr(hardware, "group_memory", lambda: limit)
+    limits = list[int]()
+    monkeypatch.setattr(hardware, "group_memory", lambda: limits)
     assert hardware.memory_available(CPU) == 4000 * 1024
-    limit = 2150
+    limits += [9000 * 1024, 2150]
     assert hardware.memory_available(CPU) == 2150
     files.clear()
     assert hardware.memory_available(CPU) == 2150
-    limit = None
+    limits.clear()
     assert hardware.memory_available(CPU) is None
 
 

@@ -161,11 +161,8 @@ def memory_available(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         return free
     lines = read_system_file("/proc/meminfo")
-    kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    available = next((count * 1024 for count in kilobytes), None)
-    return min(
-        (amount for amount in (available, group_memory()) if amount is not None), default=None
-    )
+    available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min([*available, *group_memory()], default=None)
 
 
 def gpu_memory(name: str = "auto") -> float | None:

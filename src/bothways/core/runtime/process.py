@@ -51,12 +51,11 @@ def limit_threads() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
 
 
-def group_memory() -> int | None:
-    """Return the bytes that this process's control groups leave it; None without a limit.
+def group_memory() -> Iterator[int]:
+    """Yield the bytes that each of this process's control groups with a limit leaves it.
 
     Pages that cache files are counted as used, but the kernel frees them when memory is needed.
     """
-    left = []
     for folder in _folders("memory"):
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
@@ -64,8 +63,7 @@ def group_memory() -> int | None:
         if limit is not None and used is not None and limit < 2**60:
             stat = dict(line.split()[:2] for line in read_system_file(folder / "memory.stat"))
             cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-            left.append(limit - used + cache)
-    return min(left, default=None)
+            yield limit - used + cache
 
 
 def _quotas() -> Iterator[float]:
