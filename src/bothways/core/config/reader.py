@@ -568,13 +568,11 @@ def _settings(
     cls: type[Any], config: Any, location: str, enclosing: tuple[type[Any], ...], kind: str
 ) -> Iterator[Setting]:
     hints, meanings = _hints(cls), _meanings(cls)
-    for field in dataclasses.fields(cls):
-        if not field.init or field.name == "kind":
+    for field in _fields(cls):
+        if field.name == "kind":
             continue
         path, hint = join_path(location, field.name), hints[field.name]
-        value = getattr(config, field.name, dataclasses.MISSING)
-        if value is dataclasses.MISSING:
-            value = _default(field)
+        value = _default(field) if config is dataclasses.MISSING else getattr(config, field.name)
         default = ""
         if value is not dataclasses.MISSING:
             plain = _plain(hint, value)
