@@ -37,7 +37,7 @@ from rich.table import Table
 
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document, read_documents
-from bothways.data.sentences import split_sentences
+from bothways.data.sentences import detect_language, split_sentences
 from bothways.text.tokenizer import Tokenizer
 
 Batch = dict[str, list[str]]
@@ -60,7 +60,7 @@ def by_sentence(backend: tokenizers.Tokenizer, fast: bool) -> Callable[[Batch], 
     encode = backend.encode_batch_fast if fast else backend.encode_batch
 
     def work(batch: Batch) -> Ids:
-        documents = [split_sentences(text, "auto") for text in batch["text"]]
+        documents = [split_sentences(text, detect_language(text)) for text in batch["text"]]
         encodings = iter(
             encode(
                 [sentence for document in documents for sentence in document],

@@ -29,7 +29,7 @@ from bothways.data.cleaning.config import Cleaning, make_cleaning
 from bothways.data.corpus import WORK, Corpus, length_percentiles, write_corpus
 from bothways.data.documents import Document, read_documents
 from bothways.data.manifest import MANIFEST
-from bothways.data.sentences import split_sentences
+from bothways.data.sentences import detect_language, split_sentences
 from bothways.data.shards import first_occurrences
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS, WordPiece, train_vocabulary
@@ -91,7 +91,7 @@ def plain(
     """The same by the slow road: the backend on one sentence after the other, a set for what was seen."""
     result, seen = [], set[str]()
     for document in documents:
-        sentences = split_sentences(document.text, "auto")
+        sentences = split_sentences(document.text, detect_language(document.text))
         ids = [
             tokenizer.backend.encode(sentence, add_special_tokens=False).ids
             for sentence in sentences

@@ -62,14 +62,13 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
 
     Args:
         text: a newline, or any other line or page break, ends a paragraph and its sentence.
-        language: ISO 639 code, or "auto"; languages without rules are split as English.
+        language: ISO 639 code; languages without rules are split as English.
     """
-    code = detect_language(text) if language == AUTO else language
     sentences: list[str] = []
     for line in text.splitlines():
         paragraph, start = " ".join(line.split()), 0
         while len(paragraph) - start > PIECE:
-            *segments, tail = sentencex.segment(code, paragraph[start : start + PIECE])
+            *segments, tail = sentencex.segment(language, paragraph[start : start + PIECE])
             end = start + PIECE
             # The last sentence may go on behind the piece: it begins the next one. A piece without
             # a boundary is cut before its last word, or at its end where words have no spaces.
@@ -81,7 +80,7 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
                 segments = [paragraph[start:end]]
             sentences += filter(None, map(str.strip, segments))
             start = end
-        segments = sentencex.segment(code, paragraph[start:])
+        segments = sentencex.segment(language, paragraph[start:])
         sentences += filter(None, map(str.strip, segments))
     return sentences
 

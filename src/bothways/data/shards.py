@@ -106,9 +106,8 @@ def encode_shard(
     [2, 1]; sizes [5, 2].
     """
     texts = [without_surrogates(text) for text in job.texts]
-    languages = [settings.language] * len(texts)
-    if settings.language == AUTO:
-        languages = [detect_language(text) for text in texts]
+    detected = settings.language == AUTO
+    languages = [detect_language(text) if detected else settings.language for text in texts]
     split = functools.cache(split_sentences)  # a rule may have counted the sentences
     cleaned = clean_texts(texts, languages, settings.cleaning, split)
     # Documents that a rule rejects have no sentences.
