@@ -526,7 +526,7 @@ def test_a_folder_that_is_no_whole_corpus(tmp_path, tokenizer, spoil, message):
 
 
 def test_verify_reads_what_open_does_not(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("bothways.data.manifest.check_file.__defaults__", (10,))
+    monkeypatch.setattr("bothways.data.manifest.SMALL", 10)
     write_corpus(some_documents(5), tokenizer, tmp_path, workers=1).verify()
     changed = bytearray((tmp_path / "tokens.bin").read_bytes())
     changed[0] ^= 1

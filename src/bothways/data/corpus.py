@@ -109,7 +109,7 @@ class Corpus:
         require_local(location)
         manifest = manifests.read_manifest(location)
         for name, stored in manifest.files.items():
-            manifests.check_file(location / name, stored)
+            manifests.check_file(location / name, stored, manifests.SMALL)
         tokens = manifests.map_array(location / manifests.TOKENS, manifest.token_type)
         sentences = manifests.map_array(location / manifests.SENTENCES, "uint64")
         documents = manifests.map_array(location / manifests.DOCUMENTS, "uint64")
@@ -127,7 +127,7 @@ class Corpus:
         `open` skips the contents of large files.
         """
         for name, stored in self.manifest.files.items():
-            manifests.check_file(self.folder / name, stored, up_to=math.inf)
+            manifests.check_file(self.folder / name, stored, math.inf)
         self._check(math.inf)
 
     def _check(self, up_to: int | float) -> None:

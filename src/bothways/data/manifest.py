@@ -181,7 +181,7 @@ def describe_file(path: Path) -> Stored:
     return Stored(path.stat().st_size, file_digest(path))
 
 
-def check_file(path: Path, stored: Stored, up_to: int | float = SMALL) -> None:
+def check_file(path: Path, stored: Stored, up_to: int | float) -> None:
     """Compare a file with the manifest: its size, and up to `up_to` bytes its contents.
 
     Raises:
