@@ -42,12 +42,13 @@ def time_limit(seconds: int) -> Iterator[None]:
     def expire(*_: object) -> None:
         raise TooSlowError(f"no answer within {seconds} s")
 
-    signal.signal(signal.SIGALRM, expire)
+    before = signal.signal(signal.SIGALRM, expire)
     signal.alarm(seconds)
     try:
         yield
     finally:
         signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def outcome_of(case: Case) -> str:

@@ -1,5 +1,7 @@
 """The fuzzers run, and see what they are meant to see."""
 
+import signal
+
 import numpy as np
 import pytest
 from fuzz.__main__ import outcome_of
@@ -31,3 +33,4 @@ def refuse() -> None:
 )
 def test_only_errors_of_the_library_are_allowed(run, outcome):
     assert outcome in outcome_of(Case("case", run))
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
