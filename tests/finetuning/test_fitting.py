@@ -9,7 +9,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
-from bothways.data.loader import Share
 from bothways.finetuning import data as labelled
 from bothways.finetuning.config import RECIPES, FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label, score, train_loader
