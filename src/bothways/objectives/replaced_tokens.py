@@ -276,16 +276,16 @@ class ReplacedTokensModule(TrainingModule):
         self.model, self.generator, self.objective = model, generator, objective
         self.coefficients = {"replaced": objective.replaced}
         # Neither embedding changes its output, and the projections stay their own.
-        own, other = model.encoder.embedding, generator.encoder.embedding
+        embedding, generator_embedding = model.encoder.embedding, generator.encoder.embedding
         match objective.sharing:
             case "none":
                 pass
             case "shared":
                 for name in ("token", "position", "segment", "task", "norm"):
-                    setattr(other, name, getattr(own, name))
+                    setattr(generator_embedding, name, getattr(embedding, name))
             case "disentangled":
-                bases = other.tables()
-                for name, table in own.tables().items():
+                bases = generator_embedding.tables()
+                for name, table in embedding.tables().items():
                     parametrize.register_parametrization(table, "weight", Offset(bases[name]))
             case _:
                 assert_never(objective.sharing)

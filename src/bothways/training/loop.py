@@ -103,8 +103,8 @@ class Loop:
                 watchdog.note("waiting for the other ranks", state.steps + 1)
                 # All microbatches have the same losses.
                 sums = {name: sum(weight[name] for weight in weights) for name in weights[0]}
-                now = clock() if is_main(plan) else 0.0
-                agreed = sum_over_ranks(plan, {**sums, _STOP: stop, _CLOCK: now})
+                seconds = clock() if is_main(plan) else 0.0
+                agreed = sum_over_ranks(plan, {**sums, _STOP: stop, _CLOCK: seconds})
                 state = dataclasses.replace(state, seconds=agreed[_CLOCK])
                 if agreed[_STOP] or state.share(until) >= 1:
                     break

@@ -316,8 +316,8 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         for question, answer in results:
             base.required(question.annotated or None, question.where, "known answer")
             best, none = grade_answer(answer.best, question), grade_answer("", question)
-            given = best if answer.text else none
-            numbers.extend((given.exact, given.f1, best.exact, best.f1, none.f1))
+            grade = best if answer.text else none
+            numbers.extend((grade.exact, grade.f1, best.exact, best.f1, none.f1))
             numbers.extend((answer.null_difference, question.impossible is True))
         if not numbers:
             raise base.nothing_to_score("question")

@@ -412,11 +412,10 @@ def _open_columns(task: Any, source: str, requested: TagColumns, *, labelled: bo
         blank = [word for word in first.words if len(word.split()) > 1]
         if 2 * len(blank) > len(first.words):
             message = f"{len(blank)} of the first {len(first.words)} words have blanks, as texts do"
-            fix = (
-                f"Give texts in a .txt, one a line, or in a named column: {argument(text='NAME')}."
-            )
-            where = f"{location}:{first.line}"
-            raise DataError(f"{message}: {blank[0][:40]!r}", where=where, fix=fix)
+            message += f": {blank[0][:40]!r}"
+            column = argument(text="NAME")
+            fix = f"Give texts in a .txt, one a line, or in a named column: {column}."
+            raise DataError(message, where=f"{location}:{first.line}", fix=fix)
         sentences = itertools.chain([first], sentences)
     examples = (
         (item.document, TagExample(item.words, item.tags, f"{location}:{item.line}"))
