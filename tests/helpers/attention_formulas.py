@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bothways.model.attention.bigbird_random import RandomBlocks, random_blocks
 from bothways.model.attention.mask import EVERYTHING
-from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.model.attention.patterns import Blocks, Causal, Pattern, Window
 
 HEADS, SIZE = 2, 4
 
@@ -16,38 +16,17 @@ class OnGpu(Tensor):
     is_cuda = True
 
 
-def visible(pattern: Pattern, length: int) -> Tensor:
-    """Which keys each query reads `(length, length)`."""
+def counts(
+    pattern: Pattern, length: int, chosen: Tensor | None = None, random: RandomBlocks | None = None
+) -> Tensor:
+    """How often each query reads each key, of all heads or `(heads, length, length)`."""
     place = torch.arange(length)
     match pattern:
-        case Full():
-            return torch.ones(length, length, dtype=torch.bool)
-        case Window(radius):
-            return (place[:, None] - place).abs() <= radius
         case Causal():
-            return place <= place[:, None]
-        case Blocks():
-            raise NotImplementedError
-
-
-def formula(qkv: Tensor, lengths: list[int], pattern: Pattern = EVERYTHING) -> Tensor:
-    """softmax(QKᵀ/√d)V of each sequence."""
-    parts = []
-    for part in qkv.double().split(lengths):
-        q, k, v = part.permute(1, 2, 0, 3)
-        scores = q @ k.mT / qkv.shape[-1] ** 0.5
-        scores = scores.masked_fill(~visible(pattern, len(part)), float("-inf"))
-        parts.append((scores.softmax(-1) @ v).transpose(0, 1))
-    return torch.cat(parts)
-
-
-def counts(pattern: Pattern, length: int, chosen: Tensor, random: RandomBlocks | None) -> Tensor:
-    """How often each query reads each key `(heads, length, length)`."""
-    place = torch.arange(length)
-    match pattern:
+            return (place <= place[:, None]).double()
         case Window(radius):
-            near = ((place[:, None] - place).abs() <= radius) | chosen | chosen[:, None]
-            return near.double().expand(HEADS, -1, -1)
+            near = (place[:, None] - place).abs() <= radius
+            return (near if chosen is None else near | chosen | chosen[:, None]).double()
         case Blocks(size) if length > pattern.dense:
             block, last = place // size, (length - 1) // size
             ends = (block == 0) | (block == last)
@@ -60,14 +39,19 @@ def counts(pattern: Pattern, length: int, chosen: Tensor, random: RandomBlocks |
                         read[head][(block == number)[:, None] & (block == other)] += 1
             return read
         case _:
-            return torch.ones(HEADS, length, length, dtype=torch.float64)
+            return torch.ones(length, length, dtype=torch.float64)
 
 
-def softmax(q: Tensor, k: Tensor, v: Tensor, read: Tensor) -> Tensor:
-    """`(length, heads, d)` each, and how often each key is read."""
-    scores = torch.einsum("qhd,khd->hqk", q, k) / SIZE**0.5
-    shares = read * torch.exp(scores - scores.amax(-1, keepdim=True))
-    return torch.einsum("hqk,khd->qhd", shares / shares.sum(-1, keepdim=True), v)
+def softmax(qkv: Tensor, read: Tensor) -> Tensor:
+    """softmax(QKᵀ/√d)V of a sequence `(length, 3, heads, d)`, a key counted as often as it is read."""
+    q, k, v = qkv.double().unbind(1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("hqk,khd->qhd", (scores + read.log()).softmax(-1), v)
+
+
+def formula(qkv: Tensor, lengths: list[int], pattern: Pattern = EVERYTHING) -> Tensor:
+    """Attention of each sequence by itself."""
+    return torch.cat([softmax(part, counts(pattern, len(part))) for part in qkv.split(lengths)])
 
 
 def sparse_formula(
@@ -83,9 +67,9 @@ def sparse_formula(
     for part, far, chosen in zip(
         qkv.split(lengths), global_qkv.split(lengths), is_global.split(lengths), strict=True
     ):
-        outputs = softmax(*part.unbind(1), counts(pattern, len(part), chosen, random))
+        outputs = softmax(part, counts(pattern, len(part), chosen, random))
         if isinstance(pattern, Window):
-            all_seen = torch.ones(HEADS, len(part), len(part), dtype=torch.float64)
-            outputs = torch.where(chosen[:, None, None], softmax(*far.unbind(1), all_seen), outputs)
+            everything = softmax(far, counts(EVERYTHING, len(part)))
+            outputs = torch.where(chosen[:, None, None], everything, outputs)
         parts.append(outputs)
     return torch.cat(parts)
