@@ -12,10 +12,10 @@ from types import FrameType
 import pytest
 
 import bothways
+from documents import ROOT
 from toy_bulk import make_classifier
 
 SOURCE = Path(bothways.__file__).parent
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf8")
 STEPS = (ROOT / "CONTRIBUTING.md").read_text("utf8")
 HOPS = sorted(set(re.findall(r"`([\w/]+\.py):(\w+(?:\.\w+)*)", PAGE + STEPS)))

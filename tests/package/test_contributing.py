@@ -5,7 +5,6 @@ import re
 import sys
 import textwrap
 import types
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,19 +17,19 @@ from bothways.model.heads import HEADS, LabelHead, MaskedHead
 from bothways.model.model import Model
 from bothways.serving import app
 from bothways.serving.routes import ROUTES
+from documents import ROOT, run_code
 from running_server import running
 from toy_folder import make_folder
 
-PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf8")
+FILE = ROOT / "CONTRIBUTING.md"
+PAGE = FILE.read_text("utf8")
 BLOCKS = re.findall(r"^( *)```python\n(.*?)^\1```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def run(word: str) -> dict[str, Any]:
     """The names that the block with this word defines."""
     [code] = [textwrap.dedent(code) for _, code in BLOCKS if word in code]
-    names: dict[str, Any] = {}
-    exec(compile(code, "CONTRIBUTING.md", "exec", dont_inherit=True), names)
-    return names
+    return run_code(code, FILE)
 
 
 def test_the_family_names_every_tensor_and_reads_its_settings():

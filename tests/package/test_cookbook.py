@@ -13,10 +13,11 @@ import bothways.finetuning.run
 import bothways.pretraining.run  # whose pages are left empty
 from bothways.tasks import predictions
 from commands import run_shell_line
+from documents import GUIDE, fences
 from toy_folder import make_sentence_encoder
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "cookbook.md"
-BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGE.read_text("utf8"), re.M | re.S)
+PAGE = GUIDE / "cookbook.md"
+BLOCKS = [block for block in fences(PAGE) if block[0] in ("bash", "python")]
 SHOWN = re.findall(r"^```bash\n([^`]*)```\n\n```text\n([^`]*)```$", PAGE.read_text("utf8"), re.M)
 """Commands, and what they print on the page."""
 SHORTER = [

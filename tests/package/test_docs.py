@@ -20,12 +20,9 @@ from bothways.core.config.reader import load
 from bothways.pretraining.config import AnyObjective
 from bothways.serving.errors import DEFAULT_LIMITS, Limits
 from bothways.tasks.catalogue import TASKS
+from documents import GUIDE, ROOT, blocks, commands, fences
 
-ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "guide"
-PAGES = sorted(
-    path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 CHINESE = sorted((GUIDE / "zh").rglob("*.md"))
 LEARN = ROOT / "docs" / "learn"
 PAIRS = [
@@ -47,33 +44,11 @@ def every_page(check: Callable[[Path], None]) -> Callable[[], None]:
             try:
                 check(page)
             except (AssertionError, pytest.fail.Exception) as error:
-                failures[str(page)] = str(error)
+                failures[str(page.relative_to(ROOT))] = str(error)
         assert failures == {}
 
     test.__name__, test.__doc__ = check.__name__, check.__doc__
     return test
-
-
-@functools.cache
-def fences(page: Path) -> list[tuple[str, str]]:
-    """Language and text of each fenced block."""
-    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text("utf8"), re.MULTILINE | re.DOTALL)
-
-
-def python_blocks(page: Path) -> list[str]:
-    return [text for language, text in fences(page) if language == "python"]
-
-
-@functools.cache
-def commands(page: Path) -> tuple[str, ...]:
-    """The command lines of a page, without what a shell does with what they print."""
-    lines = [
-        re.match(r"(?:.*\| )?(bothways (?!\().*)", line)
-        for language, text in fences(page)
-        if language in {"", "bash"}
-        for line in text.replace("\\\n", " ").splitlines()
-    ]
-    return tuple(re.split(r"\s+#|\s[>|]\s", found[1])[0] for found in lines if found)
 
 
 def named(node: ast.expr, names: dict[str, Any]) -> Any:
@@ -86,7 +61,7 @@ def named(node: ast.expr, names: dict[str, Any]) -> Any:
 
 @every_page
 def test_python_examples_import_what_there_is_and_call_it_rightly(page):
-    tree = ast.parse("\n".join(python_blocks(ROOT / page)))
+    tree = ast.parse("\n".join(blocks(page, "python")))
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names: dict[str, Any] = {}
     exec(compile(ast.Module(imports, []), str(page), "exec"), names)
@@ -108,8 +83,8 @@ PLACEHOLDERS = {
 
 @every_page
 def test_each_python_example_imports_what_it_uses(page):
-    texts = python_blocks(ROOT / page)
-    if (ROOT / page).is_relative_to(LEARN):  # its blocks are one program
+    texts = blocks(page, "python")
+    if page.is_relative_to(LEARN):  # its blocks are one program
         texts = ["\n".join(texts)]
     for text in texts:
         known, used = {*dir(builtins), *PLACEHOLDERS}, set[str]()
@@ -126,10 +101,10 @@ def test_each_python_example_imports_what_it_uses(page):
 
 @every_page
 def test_no_python_example_writes_into_a_folder_of_the_command_lines(page):
-    words = [shlex.split(command) for command in commands(ROOT / page)]
+    words = [shlex.split(command) for command in commands(page)]
     made = {line[line.index("--out") + 1].rstrip("/") for line in words if "--out" in line}
     writing = {"Path", "save", "save_model", "build"}
-    for node in (node for text in python_blocks(ROOT / page) for node in ast.walk(ast.parse(text))):
+    for node in (node for text in blocks(page, "python") for node in ast.walk(ast.parse(text))):
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in writing:
             written = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
             assert made.isdisjoint(str(name).rstrip("/") for name in written)
@@ -147,22 +122,22 @@ def mistake_in(command: str) -> str:
 
 @every_page
 def test_command_lines_are_understood(page):
-    assert [mistake for line in commands(ROOT / page) if (mistake := mistake_in(line))] == []
+    assert [mistake for line in commands(page) if (mistake := mistake_in(line))] == []
 
 
 @every_page
 def test_limits_of_the_server_in_examples_are_accepted(page):
-    lines = [shlex.split(command) for command in commands(ROOT / page)]
+    lines = [shlex.split(command) for command in commands(page)]
     given = [words[words.index("--limit") + 1] for words in lines if "--limit" in words]
-    text = "".join(python_blocks(ROOT / page))
+    text = "".join(blocks(page, "python"))
     for limits in [*given, *re.findall(r"\bLimits\(([^)]*)\)", text)]:
         load(Limits, base=DEFAULT_LIMITS, overrides=limits.replace(" ", "").split(","))
 
 
 @every_page
 def test_links_lead_somewhere(page):
-    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text("utf8"))
-    missing = [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf8"))
+    missing = [target for target in targets if not page.parent.joinpath(target).exists()]
     assert not missing
 
 
@@ -184,7 +159,7 @@ def defined(dotted: str) -> bool:
 def test_names_and_files_of_the_code_exist(page):
     if page.name in {"CHANGELOG.md", "log.md"} or page.parent.name == "decisions":
         return  # records of their time
-    text = (ROOT / page).read_text("utf8")
+    text = page.read_text("utf8")
     names = re.findall(r"\bbothways(?:\.\w+)+", text)
     names = [name for name in names if not name.endswith((".h", ".json", ".service"))]
     assert [name for name in names if not defined(name)] == []
@@ -211,7 +186,7 @@ def named_in_sentences(page: Path) -> set[str]:
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
 def test_both_languages_show_the_same_examples(english, chinese):
     assert list(commands(english)) == list(commands(chinese))
-    programs = [[*map(ast.parse, python_blocks(page))] for page in (english, chinese)]
+    programs = [[*map(ast.parse, blocks(page, "python"))] for page in (english, chinese)]
     assert [*map(ast.dump, programs[0])] == [*map(ast.dump, programs[1])]
     assert other_blocks(english) == other_blocks(chinese)
     assert named_in_sentences(english) == named_in_sentences(chinese)
@@ -220,8 +195,8 @@ def test_both_languages_show_the_same_examples(english, chinese):
 def test_every_page_of_the_guide_is_in_both_languages_and_has_examples():
     english = {page.relative_to(GUIDE) for page in {*GUIDE.rglob("*.md")} - {*CHINESE}}
     assert english == {page.relative_to(GUIDE / "zh") for page in CHINESE}
-    assert sum(len(commands(ROOT / page)) for page in PAGES) > 100
-    assert sum(len(python_blocks(ROOT / page)) for page in PAGES) > 30
+    assert sum(len(commands(page)) for page in PAGES) > 100
+    assert sum(len(blocks(page, "python")) for page in PAGES) > 30
 
 
 def test_decisions_are_numbered_and_in_the_index():
@@ -311,7 +286,7 @@ def test_lists_are_indented_for_the_site():
 
 @every_page
 def test_no_line_of_a_sentence_looks_like_an_item_of_a_list(page):
-    text, other = (ROOT / page).read_text("utf8"), set[int]()  # items, and lines of code
+    text, other = page.read_text("utf8"), set[int]()  # items, and lines of code
     for token in docs_site.COMMON_MARK.parse(text):
         if token.map and token.type in {"list_item_open", "fence", "code_block", "html_block"}:
             begin, end = token.map

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import bothways
+from documents import GUIDE, ROOT
 
 SOURCE = Path(bothways.__file__).parent
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))]
 
 GLOSSARY = {
     r"what this processor has": "supported CPU features",

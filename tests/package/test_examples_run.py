@@ -1,13 +1,12 @@
 """The scripts in `examples/` run as they are."""
 
 import runpy
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from documents import ROOT
 
-
+EXAMPLES = ROOT / "examples"
 LABELS = {
     "01_text_to_predictions.py": {
         "the film was good .": "positive",

@@ -10,20 +10,17 @@ from bothways.core.config.reader import config_difference, load
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES, PRESETS, preset
 from bothways.model.parameters import parameter_table
+from documents import GUIDE, blocks
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 ENGLISH, CHINESE = (sorted((GUIDE / language / "families").glob("*.md")) for language in ("", "zh"))
 OVERVIEWS = [GUIDE / "families.md", GUIDE / "zh" / "families.md"]
 PAGES = [*ENGLISH, *CHINESE, *OVERVIEWS]
 
 
-@functools.cache
-def blocks(page: Path) -> dict[str, list[str]]:
-    """Lines of configuration by the preset that the first line names."""
-    found = re.findall(
-        r"^```toml\n# (\S+)\n(.*?)^```$", page.read_text("utf8"), re.MULTILINE | re.DOTALL
-    )
-    return {name: lines.splitlines() for name, lines in found}
+def lines_by_preset(page: Path) -> dict[str, list[str]]:
+    """Lines of configuration by the preset that a comment in the first line names."""
+    found = [text.splitlines() for text in blocks(page, "toml")]
+    return {head.removeprefix("# "): lines for head, *lines in found if head.startswith("# ")}
 
 
 @functools.cache
@@ -49,7 +46,7 @@ def exact_sizes(name: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(GUIDE)))
 def test_a_page_says_what_the_presets_are(page):
-    said = blocks(page)
+    said = lines_by_preset(page)
     assert said
     for name, lines in said.items():
         assert lines == settings(name)
@@ -67,7 +64,8 @@ def test_the_lines_make_the_preset_of_bert(name, tmp_path):
 def test_the_pages_are_the_same_in_both_languages():
     assert [page.name for page in ENGLISH] == [page.name for page in CHINESE]
     for english, chinese in zip([*ENGLISH, OVERVIEWS[0]], [*CHINESE, OVERVIEWS[1]], strict=True):
-        assert (blocks(english), sizes(english)) == (blocks(chinese), sizes(chinese))
+        assert lines_by_preset(english) == lines_by_preset(chinese)
+        assert sizes(english) == sizes(chinese)
 
 
 def test_no_preset_and_no_family_is_left_out():

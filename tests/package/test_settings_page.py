@@ -5,7 +5,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,8 @@ from bothways.model.families.catalogue import preset
 from bothways.pretraining.config import load_pretraining
 from bothways.pretraining.recipes import modern
 from commands import run_line
+from documents import GUIDE
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 HEADS = {
     GUIDE / "settings.md": "| setting | default | values | meaning |",
     GUIDE / "zh" / "settings.md": "| 设置 | 默认值 | 取值 | 含义 |",

