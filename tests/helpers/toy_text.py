@@ -1,6 +1,8 @@
 """Small vocabularies, hostile text, and google-research/bert's tokenizer told again in plain Python."""
 
 import json
+import random
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -93,7 +95,17 @@ _TRICKY = [
     *("<mask>", "</s>", "<s", "[MASK", "MASK]", "[[SEP]]", "[ SEP ]", "[mask]"),
     *("hello", "playing", "don't", "'s", "e\u0301", "  ", "\n ", " \n"),
     *("a" * 99, "a" * 100, "a" * 101, "中" * 50, "." * 30),
-]
+    *("<s>NOTUSED", "##ing", "▁the", "</w>", "3.14", "1,000", "9,", "$5", "①½Ⅷ", "A-B", "a_b", "CAFÉ", "Straße", "İstanbul"),
+    *("https://example.org/a?b=c&d=%20#e", "http://例え.jp", "x@y.z", "ＡＢＣ", "ﾊﾝｶｸ", "東京大学", "私は学生です。", "한국어", "한"),
+    *("ไทยภาษา", "हिन्दी", "מרחב", "Привет", "ΟΔΟΣ", "🇫🇷", "ẹ́", "q̣̇", "\u0600\u202eabc\u202c", "“x”", "``y''", "…—‑", "ﷺ", "㍿"),
+]  # fmt: skip
+_RANGES = [
+    (0x20, 0x7F), (0xA0, 0x250), (0x300, 0x370), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE80),
+    (0x1100, 0x1200), (0x1E00, 0x2000), (0x2000, 0x2BFF), (0x3000, 0x3100), (0x3400, 0x3500),
+    (0x4E00, 0x4F00), (0xAC00, 0xAD00), (0xF900, 0xFB50), (0xFE00, 0xFFF0), (0x1D400, 0x1D500),
+    (0x1F300, 0x1F700), (0x20000, 0x20050), (0x2B820, 0x2B830), (1, 0x20), (1, sys.maxunicode),
+]  # fmt: skip
+"""Scripts and symbols, control characters, and all of Unicode."""
 
 hostile = st.lists(
     st.one_of(
@@ -104,6 +116,20 @@ hostile = st.lists(
     max_size=24,
 ).map("".join)
 """Text over all of Unicode but halves of surrogate pairs, thick with what tokenizers stumble over."""
+
+
+def odd_texts(count: int = 2000) -> list[str]:
+    """The same texts each time, without characters that this Python does not know."""
+    rng = random.Random(0)
+
+    def piece() -> str:
+        if rng.random() < 0.6:
+            return rng.choice(_TRICKY) * rng.choice((1, 1, 1, 3))
+        drawn = [chr(rng.randrange(*rng.choice(_RANGES))) for _ in range(rng.randrange(1, 5))]
+        return "".join("x" if unicodedata.category(c) in ("Cs", "Cn") else c for c in drawn)
+
+    glues = [rng.choice(("", " ", " ")) for _ in range(count - 2)]
+    return ["", " ", *(glue.join(piece() for _ in range(rng.randrange(1, 7))) for glue in glues)]
 
 
 def pseudo_text(words: int, seed: int) -> list[str]:

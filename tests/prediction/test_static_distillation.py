@@ -17,8 +17,8 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning import run as finetuning
 from bothways.model.heads import MaskedHead
 from family_tasks import encoder_of, tokenizer_of
-from odd_texts import odd_texts
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
+from toy_text import odd_texts
 from toy_training import signal_at
 
 KEPT = ("[PAD]", "[UNK]", *GOOD, *BAD, *FILLERS)

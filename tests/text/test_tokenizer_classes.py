@@ -19,9 +19,8 @@ from bothways.core.errors import ResourceError, TokenizerError
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 from kernel_cases import examples
-from odd_texts import odd_texts
 from spread import in_turn
-from toy_text import assert_same_tokens, bert_tokens, roberta_backend, save_and_open
+from toy_text import assert_same_tokens, bert_tokens, odd_texts, roberta_backend, save_and_open
 
 TEXTS = odd_texts()
 BERT = ["Bert", "DistilBert", "Electra"]
