@@ -19,8 +19,8 @@ system lets a process choose.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,13 +29,10 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import datasets
-import numpy as np
 import tokenizers
-from harness import clocks, machine
-from rich.console import Console
-from rich.table import Table
+from harness import against, interleaved, machine, show, span
 
-from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.corpus import write_corpus
 from bothways.data.documents import Document, read_documents
 from bothways.data.sentences import detect_language, split_sentences
 from bothways.text.tokenizer import Tokenizer
@@ -86,13 +83,10 @@ def by_document(backend: tokenizers.Tokenizer) -> Callable[[Batch], Ids]:
     return work
 
 
-def mapped(
-    data: datasets.Dataset, work: Callable[[Batch], Ids]
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Seconds, and the data set of ids, in a file."""
+def mapped(data: datasets.Dataset, work: Callable[[Batch], Ids]) -> None:
+    """Write the ids of a data set to a file."""
     with tempfile.TemporaryDirectory() as folder:
-        start = np.array(clocks())
-        result = data.map(
+        data.map(
             work,
             batched=True,
             num_proc=1,
@@ -100,19 +94,12 @@ def mapped(
             load_from_cache_file=False,
             cache_file_name=str(Path(folder) / "ids.arrow"),
         )
-        seconds = np.array(clocks()) - start
-        return seconds, result.with_format("numpy")[:]
 
 
-def built(documents: list[Document], tokenizer: Tokenizer) -> tuple[np.ndarray, Corpus]:
-    """Seconds, and the corpus."""
-    folder = tempfile.mkdtemp()
-    try:
-        start = np.array(clocks())
-        corpus = write_corpus(documents, tokenizer, Path(folder) / "corpus", workers=1)
-        return np.array(clocks()) - start, corpus
-    finally:
-        shutil.rmtree(folder)
+def built(documents: list[Document], tokenizer: Tokenizer) -> int:
+    """Write a corpus; return its number of tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        return len(write_corpus(documents, tokenizer, Path(folder) / "corpus", workers=1).tokens)
 
 
 def main() -> None:
@@ -130,43 +117,29 @@ def main() -> None:
 
     tokenizer = Tokenizer.load(arguments.tokenizer)
     documents = read_some(arguments.inputs, int(arguments.megabytes * 1e6))
-    size = sum(len(document.text.encode()) for document in documents)
+    size = sum(len(document.text.encode()) for document in documents) / 1e6
     data = datasets.Dataset.from_dict({"text": [document.text for document in documents]})
-    backend = tokenizer.backend
     peers = {
-        "map, sentences": by_sentence(backend, fast=False),
-        "map, sentences fast": by_sentence(backend, fast=True),
-        "map, documents": by_document(backend),
+        "map, sentences": by_sentence(tokenizer.backend, fast=False),
+        "map, sentences fast": by_sentence(tokenizer.backend, fast=True),
+        "map, documents": by_document(tokenizer.backend),
     }
-    seconds: dict[str, list[np.ndarray]] = {name: [] for name in ("ours", *peers)}
-    tokens = 0
-    for _ in range(arguments.rounds):
-        elapsed, corpus = built(documents, tokenizer)
-        seconds["ours"].append(elapsed)
-        tokens = len(corpus.tokens)
-        for name, work in peers.items():
-            elapsed, ids = mapped(data, work)
-            seconds[name].append(elapsed)
-            if name == "map, sentences":
-                flat = np.concatenate(
-                    [row for document in ids["ids"] for row in document if len(row)]
-                )
-                print(f"ids: {len(flat):,} of map, {tokens:,} of ours without duplicates")
-
-    table = Table("", "processor seconds", "on the clock", "MB/s", "tokens/s", "× ours")
-    ours = np.median(seconds["ours"], axis=0)[0]
-    for name, rounds in seconds.items():
-        middle = np.median(rounds, axis=0)[0]
-        each = [" ".join(f"{second:.2f}" for second in column) for column in np.transpose(rounds)]
-        table.add_row(
-            name,
-            *each,
-            f"{size / 1e6 / middle:.2f}",
-            f"{tokens / middle:,.0f}",
-            f"{middle / ours:.2f}",
-        )
-    Console().print(table)
-    print(f"{len(documents):,} documents, {size / 1e6:.1f} MB, {tokens:,} tokens")
+    tokens, rows = built(documents, tokenizer), peers["map, sentences"](data[:])["ids"]
+    count = sum(len(sentence) for document in rows for sentence in document)
+    print(f"ids: {count:,} of map, {tokens:,} of ours without duplicates")
+    works: dict[str, Callable[[], object]] = {"ours": lambda: built(documents, tokenizer)}
+    works |= {name: functools.partial(mapped, data, work) for name, work in peers.items()}
+    lines = against(interleaved(works, arguments.rounds, warm=0), "ours", threads=1)
+    columns = ["processor seconds", "on the clock", "MB/s", "tokens/s", "speed × ours"]
+    show(
+        f"{len(documents):,} documents, {size:.1f} MB, {tokens:,} tokens",
+        columns,
+        (
+            [line.name, f"{line.seconds:.2f}", f"{line.clock:.2f}", f"{size / line.seconds:.2f}",
+             f"{tokens / line.seconds:,.0f}", span(line.speed)]
+            for line in lines
+        ),
+    )  # fmt: skip
     print(f"one core of {machine(['datasets', 'tokenizers'])}")
 
 
