@@ -396,7 +396,7 @@ def print_series(series: Series, out: Path) -> None:
         name, model = series.best.name, out / "model"
         success = f"The best model, of {name}, is in {model}. {_try(out)}"
         failed = f"warning: every run has probably failed. The model of {name} is in {model}."
-        write_stderr(failed if series.all_failed else success)
+        write_stderr(failed if all(run.failed for run in series.runs) else success)
 
 
 @options.documented_by(bothways.finetune)

@@ -556,7 +556,7 @@ def labelled_examples(
     if language == "zh":
         message = "the task swaps words between spaces, and Chinese has none"
         raise DataError(message, where=where, fix="Give text of another language.")
-    examples = word_order(aside, train_documents, seed=0, language=language)
+    examples = word_order(aside, train_documents, language)
     if len(examples) < 20:
         message = f"{len(examples)} labelled examples are too few"
         raise DataError(message, where=where, fix="Give more text.")
@@ -565,9 +565,9 @@ def labelled_examples(
 
 
 def word_order(
-    documents: Iterable[Document], excluded: Iterable[Document], seed: int, language: str = "en"
+    documents: Iterable[Document], excluded: Iterable[Document], language: str = "en"
 ) -> list[TextExample]:
-    """Make examples of the sentences of `documents` that are not in `excluded`, in a keyed order.
+    """Make examples of the sentences of `documents` that are not in `excluded`, in a random order.
 
     Each label is drawn with probability 1/2.
     """
@@ -577,7 +577,7 @@ def word_order(
         return re.sub(r"\W+", " ", sentence.lower()).strip()
 
     keys = {key(text) for item in excluded for text in split_sentences(item.text, language)}
-    draws = rng(seed, "word order")
+    draws = rng(0, "word order")
     examples = []
     for document in documents:
         for sentence in split_sentences(document.text, language):

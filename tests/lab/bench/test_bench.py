@@ -10,7 +10,7 @@ from bothways.cli.lab import bench
 from bothways.core.errors import ResourceError
 from bothways.hub.model_folder import save_model
 from bothways.lab.bench import race as recipe
-from bothways.lab.bench.race import WORKLOADS, Workload, contenders, make_batch
+from bothways.lab.bench.race import WORKLOADS, Workload, make_batch
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
@@ -99,14 +99,14 @@ def test_bench_command_prints_table(monkeypatch, capsys):
     bench(rounds=1, device="cpu")
     said = capsys.readouterr().out
     assert "Pre-training step, tiny, 3 × 20 tokens" in said
-    assert all(f"{name} fp32" in said for name in contenders(CPU))
+    assert all(f"{name} fp32" in said for name in ("bothways", "transformers"))
     assert "MiB" in said
     assert f"torch {torch.__version__}" in said
 
 
 @pytest.mark.slow
 def test_dead_process_is_reported(monkeypatch, capfd):
-    monkeypatch.setattr(recipe, "contenders", lambda _: ["nobody"])
+    monkeypatch.setattr(recipe, "CONTENDERS", {"nobody": None})
     message = r"(?s)nobody in fp32 failed on 3 × 20 tokens of tiny: out of memory.*bench small"
     with pytest.raises(ResourceError, match=message):
         recipe.race(TINY, 1, CPU)

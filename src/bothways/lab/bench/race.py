@@ -186,11 +186,6 @@ CONTENDERS: Mapping[str, Contender] = {
 }
 
 
-def contenders(device: torch.device) -> tuple[str, ...]:
-    """Return the contenders for a device; on a CPU compiling takes longer than the whole race."""
-    return tuple(name for name in CONTENDERS if device.type != "cpu" or "compiled" not in name)
-
-
 @dataclass(frozen=True)
 class Timing:
     """The times of a contender.
@@ -245,7 +240,9 @@ def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
     precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
     if device.type != "cpu":
         precisions = precisions[-1:]
-    names, timings = [*itertools.product(contenders(device), precisions)], list[Timing]()
+    # On a CPU compiling takes longer than the whole race.
+    contenders = [name for name in CONTENDERS if device.type != "cpu" or "compiled" not in name]
+    names, timings = [*itertools.product(contenders, precisions)], list[Timing]()
     context, threads = multiprocessing.get_context("spawn"), torch.get_num_threads()
     with contextlib.ExitStack() as stack:
         pools = list[ProcessPoolExecutor]()

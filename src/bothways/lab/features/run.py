@@ -387,14 +387,12 @@ class FeatureData:
 
     Attributes:
         task_model: decodes and scores sentences; its model has no head.
-        depth: number of blocks of the encoder.
     """
 
     task_model: Tagger
     train: Features
     dev: Features
     dev_examples: tuple[TagExample, ...]
-    depth: int
 
 
 @dataclass(frozen=True)
@@ -455,7 +453,7 @@ def prepare_features(
         open_features(folder / name, model.encoder, inputs, layers, Part(progress, name))
         for name, inputs in (("train", data.train), ("dev", data.dev))
     )
-    return FeatureData(tagger, vectors, dev_vectors, data.dev_examples, depth)
+    return FeatureData(tagger, vectors, dev_vectors, data.dev_examples)
 
 
 @own_torch_state(torch.float32)
@@ -497,8 +495,8 @@ def fit_features(
 
 def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
     """Return a tagger with random weights; ConfigError if the features lack a layer."""
-    tables, labels = [data.train, data.dev], len(data.task_model.labels)
-    return FeatureTagger(tables, settings.layers, data.depth, labels, settings.tagger)
+    depth, labels = data.task_model.model.config.depth, len(data.task_model.labels)
+    return FeatureTagger([data.train, data.dev], settings.layers, depth, labels, settings.tagger)
 
 
 @torch.no_grad()

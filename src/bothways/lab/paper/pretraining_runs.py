@@ -93,20 +93,16 @@ class TableRequest:
         """The pre-training runs to make."""
         return tuple(c for c in self.plan.cells if not self.cells or c.name in self.cells)
 
-    @property
-    def vocabulary(self) -> int:
-        """Tokens of the vocabulary."""
-        return {"small": 8000, "paper": 30_522}[self.scale]
-
 
 @dataclass(frozen=True)
 class ScaleSettings:
-    """How a scale fine-tunes: settings by dotted path, seeds, and training examples at most.
+    """The size of a scale's vocabulary, and how it fine-tunes: settings, seeds, examples at most.
 
     Attributes:
         answers: further settings for questions, whose contexts are longer than other texts.
     """
 
+    vocabulary: int
     finetuning: tuple[str, ...]
     answers: tuple[str, ...]
     seeds: int
@@ -115,12 +111,13 @@ class ScaleSettings:
 
 SCALES: Mapping[pretraining_tables.Scale, ScaleSettings] = {
     "small": ScaleSettings(
+        8000,
         ("training.optimizer.lr=3e-4", "training.until=3 epochs", "length=64"),
         ("length=128", "task.stride=64"),
         3,
         4000,
     ),
-    "paper": ScaleSettings((), (), 5, None),
+    "paper": ScaleSettings(30_522, (), (), 5, None),
 }
 
 
@@ -136,7 +133,7 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
     budget = request.budget
     encoder = pretraining_tables.scaled(request.plan.encoder(), request.scale)
     if tokenizer is None:
-        encoder = dataclasses.replace(encoder, vocab=request.vocabulary)
+        encoder = dataclasses.replace(encoder, vocab=SCALES[request.scale].vocabulary)
     else:
         encoder = fit_to_corpus(encoder, tokenizer)
     if request.scale == "paper":
@@ -236,7 +233,8 @@ def run_table(
         DataError: the text or the data cannot be read.
         KeyboardInterrupt: a run was interrupted, and has saved.
     """
-    corpus = corpus_of_text(request.text, request.out, request.vocabulary, progress)
+    vocabulary = SCALES[request.scale].vocabulary
+    corpus = corpus_of_text(request.text, request.out, vocabulary, progress)
     base = base_settings(request, corpus.tokenizer)
     sweep_folder = SweepFolder(request.out / "cells", True, device, progress, "pre-training, ")
     series, rows = Series(), list[RowOutcome]()

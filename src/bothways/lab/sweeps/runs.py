@@ -97,11 +97,6 @@ class Series:
         return tuple(run for run in self.runs if run.metrics)
 
     @property
-    def all_failed(self) -> bool:
-        """True if every run has probably failed."""
-        return all(run.failed for run in self.runs)
-
-    @property
     def best(self) -> SweepOutcome | None:
         """The run with the best metric, the first of equals; None if no run has metrics."""
         return min(self.scored, key=lambda run: run.order, default=None)
