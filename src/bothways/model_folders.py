@@ -441,6 +441,7 @@ def _labelled_data(
     return EvaluationData(folder, name, columns, progress, examples=examples)
 
 
+@checked
 def average(models: str | Path | Iterable[str | Path], out: str | Path) -> list[str]:
     """Save a model folder whose weights are the mean of those of several models.
 

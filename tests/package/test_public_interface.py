@@ -172,6 +172,7 @@ def test_columns_are_named_as_the_advice_says(place):
         (lambda: bothways.show([None]), "corpus: is of type NoneType, neither"),
         (lambda: bothways.average([PREDICTOR], "y"), "models: must be .*, not Predictor"),
         (lambda: bothways.average(None, "y"), "models: is of type NoneType"),
+        (lambda: bothways.average(["x", "y"], 5), "out: must be a text or a path, not 5"),
         *(
             (lambda function=function: function(PREDICTOR, []), "model: must be .*, not Predictor")
             for function in (bothways.predict, bothways.evaluate, bothways.calibrate)
