@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -316,20 +315,10 @@ def test_interrupted_benchmark_resumes(place, tmp_path, monkeypatch):
     heard = Heard()
     assert reproduce("glue", request, device="cpu", progress=heard) is not None
     assert "run 2 of 2, lr0.003-batch32-3-epochs-seed1: done before" in heard.text
-    longer = dataclasses.replace(request, overrides=(*overrides, "length=20"))
-    with pytest.raises(ConfigError, match=r"seed0: this run was finished with other settings"):
-        reproduce("glue", longer, device="cpu")
     best = Path(json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]["best"])
     (best / "model").rename(best / "elsewhere")
     with pytest.raises(ResourceError, match=r"is the best run now, but its weights were deleted"):
         reproduce("glue", request, device="cpu")
-    for split in ("train", "dev"):
-        other = tmp_path / f"other-{split}" / "CoLA"
-        shutil.copytree(place / "glue" / "CoLA", other)
-        with (other / f"{split}.tsv").open("a") as stream:
-            stream.write("x\t1\t\tone more\n")
-        with pytest.raises(ConfigError, match=rf"seed0: .* with other content of {split}"):
-            reproduce("glue", dataclasses.replace(request, data=str(other.parent)), device="cpu")
 
 
 def test_dry_run_prints_cost_only(place, tmp_path, monkeypatch, capsys):

@@ -103,17 +103,18 @@ def test_seeds_run_once_each_and_the_best_is_kept(base, tmp_path, around_runs):
             finetune_seeds(base, (0,), resumed)
 
 
-@pytest.mark.parametrize("name", ["train", "model"])
+@pytest.mark.parametrize("name", ["train", "dev", "model"])
 def test_runs_on_other_content_are_refused(name, base, tmp_path, monkeypatch):
-    train, model = shutil.copy(base.train, tmp_path), shutil.copytree(base.model, tmp_path / "bert")
-    settings = dataclasses.replace(base, train=str(train), model=str(model))
+    files = {each: str(shutil.copy(getattr(base, each), tmp_path)) for each in ("train", "dev")}
+    model = str(shutil.copytree(base.model, tmp_path / "bert"))
+    settings = dataclasses.replace(base, model=model, **files)
     place = SweepFolder(tmp_path / "runs", device="cpu")
     finetune_seeds(settings, (0,), place)
-    if name == "train":
-        with Path(train).open("a") as file:
-            file.write(Path(train).read_text().splitlines()[-1] + "\n")
-    else:
+    if name == "model":
         make_folder(tmp_path / "bert", seed=1)
+    else:
+        with Path(files[name]).open("a") as file:
+            file.write("a good film\tpos\n")
     monkeypatch.setattr(engine, "finetune", None)  # nothing more is trained
     message = f"seed-0: this run was finished with other content of {name}"
     with pytest.raises(errors.ConfigError, match=message):
