@@ -4,7 +4,6 @@ import ast
 import inspect
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -40,17 +39,6 @@ def test_a_hop_is_defined_in_its_file(file, name):
         node = names_in(body).get(part)
         assert node is not None, f"{file} has no {name}"
         body = getattr(node, "body", [])
-
-
-def test_every_hop_is_used():
-    """Each name is somewhere else, too: what nothing calls is no step of a walk."""
-    hops = {(file, name.rpartition(".")[2]) for file, name in HOPS}
-    word = re.compile(rf"\b(?:{'|'.join(sorted({name for _, name in hops}))})\b")
-    counts = Counter[str]()
-    for path in SOURCE.rglob("*.py"):
-        counts.update(word.findall(path.read_text("utf8")))
-    unused = {(file, name) for file, name in hops if counts[name] < 2}
-    assert unused == set()
 
 
 def test_the_picture_names_every_package():
