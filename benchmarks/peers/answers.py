@@ -9,6 +9,7 @@ otherwise; here it is, which is faster, but for runs by the defaults. Both sides
 
 from __future__ import annotations
 
+import functools
 import re
 import string
 from collections import Counter
@@ -40,9 +41,7 @@ def answers(data: LabelledData, plan: Plan) -> Trained:
         for place in range(len(windows["input_ids"]))
     ]
 
-    def model() -> Any:
-        return AutoModelForQuestionAnswering.from_pretrained(plan.folder)
-
+    model = functools.partial(AutoModelForQuestionAnswering.from_pretrained, plan.folder)
     places = range(len(asked["input_ids"]))
     scores, seconds, tokens = train(
         model, rows, [_row(asked, place) for place in places], plan, DataCollatorWithPadding

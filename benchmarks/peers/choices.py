@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -17,10 +18,7 @@ from peers.peer import Peer, Plan, Rows, Trained, train
 
 def choices(data: LabelledData, plan: Plan) -> Trained:
     """The place of an ending for each question."""
-
-    def model() -> Any:
-        return AutoModelForMultipleChoice.from_pretrained(plan.folder)
-
+    model = functools.partial(AutoModelForMultipleChoice.from_pretrained, plan.folder)
     scores, seconds, tokens = train(
         model, _rows(data.train), _rows(data.dev), plan, DataCollatorForMultipleChoice
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence as Many
 from typing import Any
 
@@ -27,11 +28,8 @@ def numbers(data: LabelledData, plan: Plan) -> Trained:
 
 
 def _train(data: LabelledData, plan: Plan) -> tuple[Any, float, int]:
-    def model() -> Any:
-        return AutoModelForSequenceClassification.from_pretrained(
-            plan.folder, num_labels=len(data.labels)
-        )
-
+    load, labels = AutoModelForSequenceClassification.from_pretrained, len(data.labels)
+    model = functools.partial(load, plan.folder, num_labels=labels)
     return train(model, _rows(data.train), _rows(data.dev), plan, DataCollatorWithPadding)
 
 

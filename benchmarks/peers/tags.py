@@ -5,6 +5,7 @@ It reads the ids and windows of this library, so both sides tag the same words o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -20,12 +21,8 @@ from peers.peer import Peer, Plan, Rows, Trained, train
 
 def tags(data: LabelledData, plan: Plan) -> Trained:
     """A tag for each word."""
-
-    def model() -> Any:
-        return AutoModelForTokenClassification.from_pretrained(
-            plan.folder, num_labels=len(data.labels)
-        )
-
+    load, labels = AutoModelForTokenClassification.from_pretrained, len(data.labels)
+    model = functools.partial(load, plan.folder, num_labels=labels)
     asked = _rows(data.dev)
     logits, seconds, tokens = train(
         model, _rows(data.train), asked, plan, DataCollatorForTokenClassification
