@@ -185,7 +185,6 @@ def named_in_sentences(page: Path) -> set[str]:
 
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
 def test_both_languages_show_the_same_examples(english, chinese):
-    assert list(commands(english)) == list(commands(chinese))
     programs = [[*map(ast.parse, blocks(page, "python"))] for page in (english, chinese)]
     assert [*map(ast.dump, programs[0])] == [*map(ast.dump, programs[1])]
     assert other_blocks(english) == other_blocks(chinese)

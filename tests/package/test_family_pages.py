@@ -56,15 +56,13 @@ def test_a_page_says_what_the_presets_are(page):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_lines_make_the_preset_of_bert(name, tmp_path):
-    base, wanted = preset("bert-base"), preset(name)
-    (tmp_path / "lines.toml").write_text("\n".join(config_difference(wanted, base)))
-    assert load(EncoderConfig, base=base, file=tmp_path / "lines.toml") == wanted
+    (tmp_path / "lines.toml").write_text("\n".join(settings(name)))
+    read = load(EncoderConfig, base=preset("bert-base"), file=tmp_path / "lines.toml")
+    assert read == preset(name)
 
 
-def test_the_pages_are_the_same_in_both_languages():
-    assert [page.name for page in ENGLISH] == [page.name for page in CHINESE]
+def test_the_sizes_are_the_same_in_both_languages():
     for english, chinese in zip([*ENGLISH, OVERVIEWS[0]], [*CHINESE, OVERVIEWS[1]], strict=True):
-        assert lines_by_preset(english) == lines_by_preset(chinese)
         assert sizes(english) == sizes(chinese)
 
 
