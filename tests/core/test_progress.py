@@ -30,7 +30,11 @@ def test_parts_of_a_job_give_a_warning_once():
     heard, said = Heard(), set[str]()
     for name in ("a", "b"):
         part = Part(heard, name, said)
+        part.stage("training", 1.0)
+        part.advance(0.5, "step 1")
         for text in ("warning: all alike", "note: alike, too", f"note: {name}", "step 1"):
             part.message(text)
     first = ["a: warning: all alike", "a: note: alike, too", "a: note: a", "a: step 1"]
     assert heard.messages == [*first, "b: note: b", "b: step 1"]
+    assert heard.stages == [(f"{name}: training", 1.0, [0.5]) for name in "ab"]
+    assert heard.notes == ["step 1", "step 1"]

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from bothways.core import progress as shown
-from bothways.core.progress import Part, terminal_progress
+from bothways.core.progress import terminal_progress
 from bothways.core.terminal import write_stderr
 
 
@@ -52,9 +52,11 @@ def test_a_stage_of_unknown_length_shows_how_much_is_done(clock):
         progress.advance(1)
         progress.stage("reading")
         progress.advance(1234)
+        progress.message("note: [/x]")
     last = [line for line in text_of(console).splitlines() if "reading" in line][-1]
     assert "1,234" in last
     assert "%" not in last
+    assert "note: [/x]\n" in text_of(console)
 
 
 @pytest.mark.parametrize(
@@ -99,17 +101,6 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(clock, width):
     assert "step 40" in last
     assert "━━━" in last
     assert len(re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", last)) <= width
-
-
-def test_a_part_has_its_name_before_its_stages_and_messages(clock):
-    console = console_of(clock, force_terminal=True, width=100)
-    with terminal_progress(console) as progress:
-        part = Part(progress, "seed-3")
-        part.stage("training", 1.0)
-        part.advance(0.5, "step 7")
-        part.message("note: [/x]")
-    assert "seed-3: training" in text_of(console)
-    assert "seed-3: note: [/x]" in text_of(console)
 
 
 @pytest.mark.parametrize("gone", ["reader", "terminal", "stream"])
