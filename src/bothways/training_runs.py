@@ -191,12 +191,12 @@ def pretrain_settings(
     encoder: EncoderConfig,
     objective: str | Objective | None,
     settings: Mapping[str, Any],
-    start: str | None = None,
-    recipe: PretrainRecipe | None = None,
-    config: str | Path | None = None,
+    start: str | None,
+    recipe: PretrainRecipe | None,
+    config: str | Path | None,
     device: str = "auto",
     *,
-    mixed: bool = False,
+    mixed: bool,
 ) -> tuple[PretrainConfig, list[str]]:
     """Return the settings of a pre-training run, and notes on what was chosen.
 
@@ -714,9 +714,7 @@ def distil(  # noqa: PLR0913 – one option per question
         return result
 
 
-def _run_folder(
-    out: str | Path | None, settings: dict[str, Any], resume: bool = False
-) -> Path | None:
+def _run_folder(out: str | Path | None, settings: dict[str, Any], resume: bool) -> Path | None:
     """Return `out`, which transformers calls `output_dir`, without it among the settings."""
     if out is not None and "output_dir" in settings:
         message = "sets what 'out' sets, which is given, too"

@@ -85,10 +85,10 @@ def peer_outputs(model: Any) -> list[Tensor]:
     return family_peers.answers(model(**TEXT.padded), classes[type(model).__name__], TEXT.kept)
 
 
-def assert_same_outputs(found: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-5) -> None:
+def assert_same_outputs(found: list[Tensor], wanted: list[Tensor]) -> None:
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 def change_settings(folder: Path, name: str = "config.json", /, **settings: Any) -> None:

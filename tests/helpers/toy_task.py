@@ -46,12 +46,12 @@ def make_task(
 
 def bind_small(
     task: Any, tokenizer: Tokenizer, labels: tuple[str, ...] = (), length: int = 16, *,
-    seed: int = 5, dropout: float = 0.0, positions: int = 24, spread: float = 0.3,
+    seed: int = 5, dropout: float = 0.0, spread: float = 0.3,
 ) -> Any:  # fmt: skip
     """A task with a small model at random that has its heads."""
     torch.manual_seed(seed)
     config = EncoderConfig(
-        tokenizer.size, 16, 2, 2, 32, position=Learned(positions), initial_range=spread,
+        tokenizer.size, 16, 2, 2, 32, position=Learned(24), initial_range=spread,
         dropout=Dropouts(dropout, dropout),
     )  # fmt: skip
     return task.bind(Model(config, task.heads(labels, None)), tokenizer, labels, length)

@@ -14,8 +14,8 @@ from commands import run_line
 METRICS = {"f1": 0.25, "f1/[/x]": 1.0}
 
 
-def printed_lines(printed: Any, width: int = 200) -> list[str]:
-    console = Console(file=io.StringIO(), width=width)
+def printed_lines(printed: Any) -> list[str]:
+    console = Console(file=io.StringIO(), width=200)
     console.print(printed)
     return console.file.getvalue().splitlines()
 
