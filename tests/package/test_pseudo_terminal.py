@@ -3,7 +3,6 @@
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bothways.cli import main as cli
+from documents import GUIDE, commands
 from spread import in_turn
 from terminal import NUMBERS, run_line
 from toy_bulk import make_classifier, make_rows, write_rows
@@ -46,19 +46,12 @@ QUICK = {
 _TINY = "batch.kind=examples batch.n=2 objective.segments.length=32"
 SLOW = {
     "pretrain": f"pretrain corpus --out OUT --model bert-tiny --until '3 steps' {_TINY}",
-    "adapt": "adapt bert text.txt --out OUT --until '2 steps'",
-    "finetune": "finetune bert train.tsv --dev dev.tsv --epochs 1 --out OUT",
-    "distil": "distil classifier train.tsv --student bert --dev dev.tsv --epochs 1 --out OUT",
-    "sweep": "sweep bert train.tsv --dev dev.tsv --grid lr=1e-3,1e-4 --epochs 1 --out OUT",
-    "features": "features bert words.conll --dev words.conll --layers last",
     "convert": "convert bert --out OUT --vocabulary words.txt",
     "export": "export classifier --out OUT",
     "inspect-step": "inspect-step run 2 corpus",
-    "plan": "plan bert-tiny --tokens 1e4 --hardware h100 --json",
     "reproduce pretraining": "reproduce pretraining bert-5 --text text.txt --data glue --dry-run "
     "--tasks CoLA --budget '10 minutes'",
     "reproduce glue": "reproduce glue --model bert --data glue --dry-run --tasks CoLA length=32",
-    "babylm": "babylm bert blimp --out OUT",
     "bench": "bench small --rounds 1",
     "quickstart": "quickstart --minutes 0.5 --out OUT",
 }
@@ -66,6 +59,8 @@ SLOW = {
 SERVERS = {"serve": "serve classifier --port 0", "play": "play classifier --no-browser"}
 ELSEWHERE = {"reproduce squad", "reproduce swag", "reproduce ner"}
 """Commands that are the function of another line."""
+IN_GUIDE = {"adapt", "finetune", "distil", "sweep", "features", "plan", "babylm"}
+"""Commands that test_guide_lines.py runs in the same way."""
 _COLOURS = re.compile(rb"\x1b\[[\d;]*m")
 
 
@@ -76,10 +71,6 @@ def place(tmp_path_factory) -> Path:
     write_rows(folder / "rows.tsv", make_rows(60))
     write_rows(folder / "new.txt", make_rows(5))
     (folder / "pairs.jsonl").write_text('{"anchor": "a good film", "positive": "a bad film"}\n')
-    (folder / "blimp").mkdir()
-    (folder / "blimp" / "pairs.jsonl").write_text(
-        '{"sentence_good": "a good film", "sentence_bad": "good a film"}\n'
-    )
     write_tsv(folder / "train.tsv", make_examples(24, 0))
     write_tsv(folder / "dev.tsv", make_examples(12, 1))
     texts = [example.text for example in make_examples(240, 2)]
@@ -96,7 +87,6 @@ def place(tmp_path_factory) -> Path:
 def whole_place(place) -> Path:
     """The same folder with a run, and data of GLUE."""
     (place / "words.txt").write_text("anfield\n")
-    (place / "words.conll").write_text("the O\nfilm B-X\nwas O\ngood O\n\n" * 8)
     cola = "".join(f"x\t{at % 2}\t\ta sentence\n" for at in range(20))
     (place / "glue" / "CoLA").mkdir(parents=True)
     for name in ("train", "dev"):
@@ -105,7 +95,6 @@ def whole_place(place) -> Path:
         patch.chdir(place)
         done = run_line(SLOW["pretrain"].replace("OUT", "run"), place, "run")
         assert done.status == 0, done.messages
-    shutil.copytree(place / "run", place / "copy")
     return place
 
 
@@ -113,7 +102,9 @@ def test_every_command_is_run_here():
     names = set[str]()
     for parent, verbs in cli.PARENTS.items():
         names |= {f"{parent} {name}".strip() for name in verbs if not name.startswith("-")}
-    run = QUICK.keys() | SLOW.keys() | SERVERS.keys() | ELSEWHERE
+    guide = {line.split()[1] for page in GUIDE.glob("*.md") for line in commands(page)}
+    assert guide >= IN_GUIDE
+    run = QUICK.keys() | SLOW.keys() | SERVERS.keys() | ELSEWHERE | IN_GUIDE
     assert names - cli.PARENTS.keys() == run, "add a line that runs the command to QUICK or SLOW"
 
 
