@@ -1,7 +1,8 @@
 """Every command line of README and guide runs as it is on its page, with and without a terminal.
 
-The folder where it runs has files and models of the names on the pages, small ones; what would
-take hours is made short by `SHORTER`, and what cannot run here is in `ELSEWHERE` with its reason.
+The cookbook and the tutorial have tests of their own, in their order. The folder has files and
+models of the names on the pages, small ones; what would take hours is made short by `SHORTER`, and
+what cannot run here is in `ELSEWHERE` with its reason.
 """
 
 import gzip
@@ -26,7 +27,7 @@ from toy_folder import make_examples, make_folder
 PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "index.md",
-    *sorted({*GUIDE.glob("*.md")} - {GUIDE / "cookbook.md"}),  # run by test_cookbook.py
+    *sorted({*GUIDE.glob("*.md")} - {GUIDE / "cookbook.md", GUIDE / "tutorial.md"}),
     *sorted(GUIDE.glob("families/*.md")),
 ]
 LINES = list(dict.fromkeys(" ".join(line.split()) for page in PAGES for line in commands(page)))
