@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import pandas
 import pyarrow
 from pyarrow import parquet
 
@@ -29,18 +30,14 @@ def make_rows(count: int, seed: int = 0) -> list[dict[str, object]]:
 
 def write_rows(file: Path, rows: list[dict[str, object]]) -> str:
     """Write rows by the suffix of a file; return its name."""
-    texts = [str(row["text"]) for row in rows]
     match file.suffix:
         case ".txt":
-            file.write_text("".join(f"{text}\n" for text in texts))
+            file.write_text("".join(f"{row['text']}\n" for row in rows))
         case ".jsonl":
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        case ".tsv":
-            lines = [f"{row['id']}\t{row['text']}\n" for row in rows]
-            file.write_text("id\ttext\n" + "".join(lines))
-        case ".csv":
-            lines = [f'{row["id"]},"{row["text"]}"\n' for row in rows]
-            file.write_text("id,text\n" + "".join(lines))
+        case ".tsv" | ".csv" as suffix:
+            separator = "," if suffix == ".csv" else "\t"
+            pandas.DataFrame(rows).to_csv(file, sep=separator, index=False)
         case ".parquet":
             parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=10)
     return str(file)

