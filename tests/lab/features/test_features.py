@@ -248,11 +248,10 @@ def test_dev_sentences_keep_order(data, settings):
 
 def test_seeds_differ(data, settings):
     short = dataclasses.replace(with_training(settings, Epochs(1.0)), layers="last")
-    a, b, c = (
-        fit_features(data, dataclasses.replace(short, seed=seed), device="cpu")
-        for seed in (0, 1, 0)
+    a, b = (
+        fit_features(data, dataclasses.replace(short, seed=seed), device="cpu") for seed in (0, 1)
     )
-    assert a.metrics == c.metrics != b.metrics
+    assert a.metrics != b.metrics
 
 
 def test_command_prints_metrics_and_shares(settings, tmp_path, capsys):
