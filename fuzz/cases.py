@@ -17,25 +17,9 @@ import numpy as np
 from bothways.cli.main import app
 
 WORDS = [
-    "the",
-    "film",
-    "was",
-    "a",
-    "good",
-    "play",
-    "and",
-    "it",
-    "ends",
-    "with",
-    "two",
-    "old",
-    "men",
-    "in",
-    "rain",
-    "bad",
-    "poor",
-    "fine",
-]
+    "the", "film", "was", "a", "good", "play", "and", "it", "ends", "with", "two", "old", "men",
+    "in", "rain", "bad", "poor", "fine",
+]  # fmt: skip
 HOSTILE = (
     b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b'"', b"\t", b"\r", b"\n\n", b"[" * 5000,
     b'{"a":' * 5000, b"9" * 5000, b"-1", b"1e999", b"NaN", b"null", b"\x1b[31m", b"../../x", b",",

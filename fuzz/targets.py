@@ -49,7 +49,6 @@ def data(workshop: Workshop) -> Iterator[Case]:
 
 
 def _parquet(rows: list[dict[str, str]]) -> bytes:
-
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), buffer)
     return buffer.getvalue()

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 
 from commands import run_shell_line
 from documents import GUIDE, blocks, run_code
+from toy_training import free_port
 
 PAGE = GUIDE / "tutorial.md"
 SMALLER = {
@@ -126,9 +126,7 @@ def served(command: str) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 def test_the_server_and_its_clients(printed):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
+    port = str(free_port())
     text = "".join(blocks(PAGE, "bash")).replace("8080", port)
     lines = text.splitlines()
     [command] = [line for line in lines if line.startswith("bothways serve")]
