@@ -12,7 +12,6 @@ Efron and Tibshirani 1993.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import quantity
 from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting
-from bothways.prediction.predictor import Predictor, open_task, open_task_model
+from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.columns import guess_note
 from bothways.tasks.metrics import error_reduction, errors_text
@@ -122,12 +121,23 @@ def compare_runs(
     require("report", "a test of significance", "scipy")
     for folder in (*folders(a), *folders(b)):  # fail before reading all the data
         task = open_task_model(folder, task or default_task(folder), device="cpu").task.name
-    grades, prints, notes = [], set[str](), set[str]()
+    grades, prints, notes = list[np.ndarray](), set[str](), set[str]()
     for name in (a, b):
-        models = (open_task(folder, task, device=device) for folder in folders(name))
-        fingerprint, runs = _grades(models, source, columns, notes, progress)
-        grades.append(runs)
-        prints.add(fingerprint)
+        runs = list[list[float]]()
+        for folder in folders(name):
+            opened = open_task(folder, task, device=device)
+            task_model, reading = opened.task_model, opened.read(source, columns, labelled=True)
+            note = guess_note(source, reading, task_model.task, columns)
+            if note and note not in notes:
+                notes.add(note)
+                progress.message(note)
+            counter = counting(reading, progress, "grading")
+            results = list(opened.predict_examples(reading, counts=counter))
+            _check_number(len(results), source)
+            task_model.score(iter(results))  # raises for an example without a label
+            prints.add(examples_fingerprint(example for example, _ in results))
+            runs.append([task_model.grade(example, prediction) for example, prediction in results])
+        grades.append(np.array(runs, dtype=np.float64))
     if len(prints) > 1:
         message = f"{a} and {b} read different examples from it"
         fix = "Name the columns, so that both read the same texts and labels."
@@ -196,27 +206,3 @@ def _check_number(count: int, source: str) -> None:
     if count < 2:
         message = f"there are too few examples to compare on: {count}"
         raise DataError(message, where=source, fix="Give two or more.")
-
-
-def _grades(
-    models: Iterable[Predictor], source: str, columns: Any, notes: set[str], progress: Progress
-) -> tuple[str, Float64[np.ndarray, "runs examples"]]:
-    """Return the fingerprint of the examples, and the grades of each model, opened in turn.
-
-    Args:
-        notes: those that were shown for another model, and then those of these.
-    """
-    rows, fingerprint = list[list[float]](), ""
-    for opened in models:
-        task_model, reading = opened.task_model, opened.read(source, columns, labelled=True)
-        note = guess_note(source, reading, task_model.task, columns)
-        if note and note not in notes:
-            notes.add(note)
-            progress.message(note)
-        counts = counting(reading, progress, "grading")
-        results = list(opened.predict_examples(reading, counts=counts))
-        _check_number(len(results), source)
-        task_model.score(iter(results))  # raises for an example without a label
-        fingerprint = examples_fingerprint(example for example, _ in results)
-        rows.append([task_model.grade(example, prediction) for example, prediction in results])
-    return fingerprint, np.array(rows, dtype=np.float64)
