@@ -32,11 +32,6 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def without_pages(monkeypatch) -> None:
-    monkeypatch.setattr("bothways.pretraining.run.can_write", lambda *_: False)
-
-
 def request_of(place: Path, out: Path, target: float = 3.0, **changes: Any) -> RecordRequest:
     text, held_out = (str(place / f"{name}.txt") for name in ("train", "held-out"))
     track = LossTrack(held_out, target, tokens=1000)

@@ -54,13 +54,6 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def without_pages(monkeypatch) -> None:
-    """The pages of single runs take longer than these runs."""
-    for module in ("pretraining", "finetuning"):
-        monkeypatch.setattr(f"bothways.{module}.run.can_write", lambda *_: False)
-
-
 def request_of(place: Path, out: Path, table: str = "bert-5", **changes: Any) -> TableRequest:
     request = TableRequest(
         table, (str(place / "text.txt"),), str(place / "glue"), out, "small", Steps(2),
