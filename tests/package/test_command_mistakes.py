@@ -139,7 +139,6 @@ def place(tmp_path_factory) -> Path:
     (folder / "tickets.csv").write_text("id,wording,queue\n1,a film,good\n")
     (folder / "semicolons.csv").write_text("text;label\na film;good\n")
     (folder / "nameless.csv").write_text("a film,good\na play,bad\na show,good\n")
-    (folder / "header.tsv").write_text("text\tlabel\n")
     (folder / "unseen.tsv").write_text("sentence\tlabel\na good film\tpso\na bad play\tneg\n")
     (folder / "long.txt").write_text("the film was good " * 200 + "\n")
     (folder / "folder").mkdir()
@@ -158,7 +157,6 @@ def place(tmp_path_factory) -> Path:
         ("predict classifier ''", "INPUTS"),
         ("settings finetune", "prefix"),
         ("distil bert", "data"),
-        ("finetune bert train.tsv --lr 1e-4 lr=2e-4", "lr"),
         ("features bert train.tsv --dev train.tsv layers=last", "layers"),
         ("predict classifier train.tsv --out ''", "--out"),
         ("finetune bert train.tsv batch_size=1.000", "batch.n"),

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,18 +16,11 @@ from bothways.lab.features.run import FeatureConfig
 from bothways.sklearn import Classifier
 from bothways.tasks.predictions import LikelihoodPrediction
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.text.tokenizer import Tokenizer
 from spread import first_of
-from toy_folder import BAD, GOOD, make_folder
-from toy_task import make_tokenizer
+from toy_folder import make_folder
 from toy_training import TRAINING
 
 EMBED = SentenceEmbeddingTask
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.mark.parametrize(
@@ -65,19 +57,6 @@ def test_an_estimator_needs_labels():
         Classifier("model").fit(["a text"], None)
 
 
-ROWS = [{"text": f"a {word} film", "label": "pos"} for word in GOOD]
-ROWS += [{"text": f"a {word} play", "label": "neg"} for word in BAD]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("settings")
-    make_folder(folder / "bert", dropout=0.0)
-    lines = "".join(f"{row['text']}\t{row['label']}\n" for row in ROWS)
-    (folder / "train.tsv").write_text(f"text\tlabel\n{lines}", "utf8")
-    return folder
-
-
 def test_a_folder_that_nobody_may_change_is_one_message(tmp_path, monkeypatch):
     """As after `chattr +i`: the folder exists, and no file can be created in it."""
 
@@ -102,9 +81,10 @@ def test_a_perplexity_beyond_all_numbers_is_finite():
         ["closed"] * 5, ["all", "input", "output", "errors", "full"],
     ),
 )  # fmt: skip
-def test_closed_streams_end_no_command_with_a_traceback(redirection, status, place):
+def test_closed_streams_end_no_command_with_a_traceback(redirection, status, tmp_path):
+    make_folder(tmp_path / "bert")
     words = "describe bert" if "<" not in redirection or ">" in redirection else "predict bert"
     line = ["sh", "-c", f"{sys.executable} -m bothways {words} {redirection}"]
-    done = subprocess.run(line, cwd=place, capture_output=True, check=False)
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, check=False)
     assert b"Traceback" not in done.stderr
     assert done.returncode == status

@@ -1,4 +1,4 @@
-"""GLUE as distributed: what is read, run, shown and handed in; an interrupted benchmark goes on; averages are the paper's."""
+"""GLUE as distributed: what is read, run and shown; an interrupted benchmark goes on; averages are the paper's."""
 
 import dataclasses
 import gzip
@@ -31,7 +31,6 @@ COLA_TRAIN = 'x\t1\t\tThe "film was good\ny\t0\t*\tthe film was bad"\n'
 FILES = {
     "CoLA/train.tsv": COLA_TRAIN + "".join(f"x\t{i % 2}\t\t{('bad', 'good')[i % 2]} film\n" for i in range(30)),
     "CoLA/dev.tsv": "x\t1\t\tgood play\nx\t0\t*\tpoor play\n",
-    "CoLA/test.tsv": 'index\tsentence\n0\tgood "film\n1\t\n2\tbad\n',
     "MRPC/train.tsv": (
         "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
         "1\t7\t8\tgood film\tfine film\n0\t7\t8\tgood film\tbad film\n"
