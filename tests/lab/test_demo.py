@@ -47,7 +47,7 @@ def test_no_text_is_in_two_splits(folder):
     assert (len(asked), len(judged), asked & judged) == (36, 12, set())
 
 
-def test_the_commands_have_every_task(folder, tmp_path, capsys):
+def test_the_commands_have_every_task(tmp_path, capsys):
     tasks = {
         words[words.index("--task") + 1] for words in map(str.split, COMMANDS) if "--task" in words
     }

@@ -101,7 +101,7 @@ def test_features_match_transformers_hidden_states(data, settings):
     assert isinstance(data.dev.values, np.memmap)
 
 
-def test_words_of_windows_keep_order(settings, data, tmp_path):
+def test_words_of_windows_keep_order(data, tmp_path):
     words = tuple(random.Random(2).choices(FILLERS[:-1], k=60))
     example = TagExample(words, ("O",) * 60)
     inputs = data.task_model.task.encode(
@@ -119,7 +119,7 @@ def test_words_of_windows_keep_order(settings, data, tmp_path):
     np.testing.assert_allclose(found.values[:, 0], expected, atol=1e-5)
 
 
-def test_features_are_computed_once(settings, data, tmp_path, monkeypatch):
+def test_features_are_computed_once(data, tmp_path, monkeypatch):
     calls: list[tuple[int, ...]] = []
     plain = features.extract
 
@@ -193,7 +193,7 @@ def test_tagger_matches_reference(data, settings):
     assert not torch.equal(tagger.logits(batch), tagger.logits(batch))
 
 
-def test_stored_features_may_have_more_layers(data, settings):
+def test_stored_features_may_have_more_layers(data):
     layers = data.train.layers
     more = (*layers, layers[-1] + 1)[::-1]
     places = [layers.index(layer) if layer in layers else 0 for layer in more]
@@ -206,7 +206,7 @@ def test_stored_features_may_have_more_layers(data, settings):
     assert torch.equal(tagger.read(batch), usual.read(batch))
 
 
-def test_words_without_tag_have_no_loss(data, settings):
+def test_words_without_tag_have_no_loss(data):
     bare = dataclasses.replace(data.train, labels=np.full_like(data.train.labels, IGNORED))
     tagger = FeatureTagger([bare], "last", 5, 3, BiLSTMTagger(8, 1, 0.0))
     assert tagger.weights(pack(bare.sequences()[:3])) == {"tag": 0.0}

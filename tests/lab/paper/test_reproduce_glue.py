@@ -57,7 +57,6 @@ FILES = {
     "STS-B/dev.tsv": "sentence1\tsentence2\tscore\ngood\tfine\t4.5\ngood\tbad\t0.5\nplay\train\t1.5\n",
     "WNLI/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tthe film\tgood\t1\n1\tthe film\tbad\t0\n",
     "RTE/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tthe film\tgood\tperhaps\n",
-    "RTE/dev.tsv": "index\tsentence1\tsentence2\tlabel\n",
     "STS-B/train.tsv": (
         "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
         "0\tg\tf\t2012\t1\tnone\tnone\tgood film\tfine film\t4.750\n"

@@ -114,7 +114,7 @@ def test_labelled_sentences_are_not_in_corpus(result):
     assert not read & asked
 
 
-def test_quickstart_resumes(result, tmp_path):
+def test_quickstart_resumes(result):
     out = result.corpus.folder.parent
     before = (out / "pretraining" / "metrics.jsonl").read_text()
     again = run_quickstart(out, files=(str(out.parent / "text.txt"),), **SMALL)
