@@ -76,11 +76,10 @@ SAME = {
         "bert-base-chinese", "run/model", "MODEL", "runs/mine/model", "multilingual",
     ],
     "runs/sst": [
-        "tuned", "films", "runs/a", "runs/b", "grid", "teacher", "runs/topics", "calibrated"
+        "tuned", "runs/a", "runs/b", "grid", "teacher", "runs/topics", "calibrated"
     ],
     "runs/rank": ["cross-encoder"],
     "english": ["chinese"],
-    "corpus": [f"corpora/{name}" for name in ("en", "zh", "is", "domain", "general")],
 }  # fmt: skip
 """Further names of what is made."""
 SMALL_RUN = "batch.kind=examples batch.n=2 evaluation_tokens=400"
@@ -89,15 +88,15 @@ SHORTER = [
     (r"--size \d+", "--size 300"),
     (r"--model (bert-mini|bert-base)\b", "--model bert-tiny"),
     (r"--out \S+", "--out OUT"),
-    (r"^(bothways mine .*--out OUT)", r"\1.jsonl"),
+    (r"^(bothways (?:mine|tokenizer encode) .*--out OUT)", r"\1.jsonl"),
     (r"^((?!.*--out)bothways (?:finetune|features) .*)$", r"\1 --out OUT"),
     (r"warmup=\"1000 steps\"", "warmup='1 step'"),
     (r" --layers \w+", ""),
     (r"^(bothways features .*)$", r"\1 --layers last"),
     (r"--report \S+", "--report OUT.html"),
     (r"--processes \d", "--processes 1"),
-    (r"--length (256|512|4096)|length=\d+|--max-length 512", ""),
     (r"^(bothways pretrain .*)$", rf"\1 --until '2 steps' {SMALL_RUN} encoder.depth=1"),
+    (r"^(bothways adapt .*)$", r"\1 --until '2 steps'"),
     (r"^(bothways distil \S+ corpus (?!--to static).*)$", r"\1 --until '2 steps' batch.n=2"),
     (r"--to static( --width \d+)?", "--to static --width 8"),
     (r" --epochs \d+", ""),
@@ -148,7 +147,7 @@ def write_files(folder: Path) -> None:
         return [{key: row[key] for key in row if key != dropped} for row in pairs]
 
     contents = {
-        "train.tsv news.tsv sentiment.tsv": labelled("sentence", examples),
+        "train.tsv sentiment.tsv": labelled("sentence", examples),
         "dev.tsv test.tsv held-out.tsv": labelled("sentence", others),
         "train.csv dev.csv": labelled("text", examples),
         "rte/train.tsv rte/dev.tsv": without("score"),
@@ -184,7 +183,7 @@ def write_files(folder: Path) -> None:
             {"query": "a film", "documents": texts[:3], "labels": [1, 0, 0]}
         ]
         * 6,
-        "reviews/a.parquet reviews/a.jsonl new/a.parquet texts/a.jsonl": make_rows(6),
+        "reviews/a.parquet reviews/a.jsonl texts/a.jsonl": make_rows(6),
         "train.conll dev.conll test.conll train.txt dev.txt": "the O\nfilm B-X\nwas O\ngood O\n\n"
         * 8,
         "train-v2.0.json dev-v2.0.json questions.json": json.dumps(
@@ -205,14 +204,13 @@ def write_files(folder: Path) -> None:
         ],
         "new.txt lines.txt queries.txt sentences.txt held-out.txt sample.txt": make_rows(6),
         "texts.txt": "the [MASK] was good\n" * 3,
-        "text.txt text/a.txt articles/a.txt crawl/a.txt artikel/a.txt dump/a.txt": text,
-        "divided/a.txt wiki/a.txt contracts/a.txt": text,
+        "text.txt text/a.txt articles/a.txt crawl/a.txt divided/a.txt contracts/a.txt": text,
     }
     for names, content in contents.items():
         for name in names.split():
             write(folder / name, content)
     (folder / "books").mkdir()
-    for name in ("books/a", "wiki", "en", "zh", "is"):
+    for name in ("books/a", "en", "zh", "is"):
         (folder / f"{name}.txt.gz").write_bytes(gzip.compress(text.encode()))
 
 
