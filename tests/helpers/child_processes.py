@@ -13,7 +13,12 @@ from bothways.core import files
 
 
 def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """The processes that a process has started; none once it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [int(word) for word in text.split()]
 
 
 def alive(pid: int) -> bool:

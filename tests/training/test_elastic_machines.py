@@ -1,5 +1,6 @@
 """Machines that leave a run and join it, each a torchrun of its own here (`make test-elastic`)."""
 
+import json
 import os
 import random
 import signal
@@ -14,12 +15,24 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
-from elastic_runs import newest, ranks_of, records
+from child_processes import children
 
 pytestmark = pytest.mark.elastic
 
 STEPS = 3000
 Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def newest(out: Path) -> int:
+    """The step of the newest checkpoint of a run."""
+    names = (path.name.removeprefix("step-") for path in out.glob("step-*"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def records(out: Path) -> list[dict[str, float]]:
+    """The records that are complete; none before the first."""
+    lines = [line for file in out.glob("metrics.jsonl") for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def pretraining(corpus: Path, out: Path, *settings: str) -> list[str]:
@@ -107,7 +120,7 @@ def test_a_run_goes_on_without_a_machine_and_with_it_when_it_is_back(
     at = newest(out)
     reach(out, lambda: newest(out) >= at + 20)
     if leaves == "the first is killed":
-        gone, rank = first, ranks_of(first.pid)
+        gone, rank = first, children(first.pid)
         gone.kill()
         os.kill(*rank, signal.SIGKILL)
         stays = second
@@ -158,7 +171,7 @@ def test_a_rank_killed_at_random_loses_no_more_than_the_last_checkpoint(sharding
             while newest(out) <= saved and agent.poll() is None and time.monotonic() < limit:
                 time.sleep(0.05)
             time.sleep(draws.random())
-            if (ranks := ranks_of(agent.pid)) and agent.poll() is None:
+            if (ranks := children(agent.pid)) and agent.poll() is None:
                 os.kill(draws.choice(ranks), signal.SIGKILL)
                 killed += 1
         assert agent.wait(600) == 0
