@@ -135,8 +135,8 @@ class ConfigRules:
         """Return our configuration, and the settings that are unknown here; errors as `read`."""
         settings = _RecordedSettings(self._without_aliases(raw, location))
         config = self._read(settings, location)
-        unread = self.aliases.keys() | self.ignored | self.constant.keys()
-        recognised = settings.read | IGNORED | unread
+        recognised = settings.read | IGNORED | self.aliases.keys() | self.ignored
+        recognised |= self.constant.keys()
         # null stands for the default, which changes nothing.
         unknown = {key: raw[key] for key in raw if key not in recognised and raw[key] is not None}
         for key in unknown.keys() & ALTERING:
