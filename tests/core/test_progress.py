@@ -3,7 +3,7 @@
 import pytest
 
 from bothways.core.errors import ConfigError
-from bothways.core.progress import Part, shown_progress, track
+from bothways.core.progress import Part, shown_progress, terminal_progress, track
 from heard_progress import Heard
 
 
@@ -24,6 +24,20 @@ def test_notes_come_first(capsys):
         assert capsys.readouterr() == ("", "note: a\n" if progress else "")
     with pytest.raises(ConfigError), shown_progress("yes"):
         pass
+
+
+@pytest.mark.parametrize("advances", [True, False])
+def test_a_line_is_announced_with_the_first_progress_and_not_before_an_error(advances, capsys):
+    with terminal_progress(announced="kernels: none") as progress:
+        progress.stage("reading", 2)
+        assert capsys.readouterr().err == ""
+        if advances:
+            progress.advance(1)
+            assert "kernels: none\n" in capsys.readouterr().err
+    assert ("kernels: none\n" in capsys.readouterr().err) is not advances
+    with pytest.raises(ConfigError), terminal_progress(announced="kernels: none"):
+        raise ConfigError("is missing")
+    assert "kernels" not in capsys.readouterr().err
 
 
 def test_parts_of_a_job_give_a_warning_once():
