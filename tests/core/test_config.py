@@ -173,6 +173,10 @@ def test_blanks_belong_to_a_value_only_in_quotes():
 def test_none_drops_earlier_settings_of_its_table():
     words = ["shuffle=windows", "shuffle.documents=24", "shuffle=none", "shuffled.run=1"]
     assert parse_overrides(words) == {"shuffle": "none", "shuffled": {"run": "1"}}
+    # In Python a table may follow one of its settings, which counts nevertheless.
+    assert parse_overrides({"batch.n": 2, "batch": {"n": 1, "kind": "examples"}}) == {
+        "batch": {"n": 2, "kind": "examples"}
+    }
 
 
 @pytest.mark.parametrize(("text", "overrides", "where"), [

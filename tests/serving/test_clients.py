@@ -98,7 +98,7 @@ def check_openai(client: openai.OpenAI, predictors: dict[str, Predictor]) -> Non
     with pytest.raises(openai.NotFoundError, match="there is no model 'ada'"):
         client.embeddings.create(model="ada", input="a")
     with pytest.raises(openai.UnprocessableEntityError, match="is not a token id"):
-        client.embeddings.create(model="embed", input=[10**6])
+        client.embeddings.create(model="embed", input=[tokenizer.size])
     with pytest.raises(openai.UnprocessableEntityError, match="at most 32"):
         client.embeddings.create(model="embed", input="a", dimensions=33)
 

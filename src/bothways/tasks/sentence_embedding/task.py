@@ -157,18 +157,15 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
         width = self.task.pooled_width(self.model) // len(ways)
         if projection_of(self.model) is not None:  # which mixes them: all as by the first way
             width = len(outputs[0])
-        sizes = encoded.by_text([len(sequence) for sequence in encoded.sequences])
-        for windows, tokens in zip(encoded.by_text(outputs), sizes, strict=True):
+        for windows in encoded.by_text(outputs):
             if len(windows) == 1:
                 vectors.append(windows[0])
                 continue
             rows = np.stack(windows).astype(np.float64)
             parts = np.split(rows, range(width, width * len(ways), width), axis=1)
-            # The mean over all tokens is the mean over windows, weighted by their tokens.
-            vector = np.concatenate([
-                part.max(0) if way == "max" else np.average(part, axis=0, weights=tokens)
-                for way, part in zip(ways, parts, strict=True)
-            ])  # fmt: skip
+            # All windows of a text have as many tokens: the mean over them is that over windows.
+            pooled = zip(ways, parts, strict=True)
+            vector = np.concatenate([p.max(0) if way == "max" else p.mean(0) for way, p in pooled])
             scale = max(float(np.linalg.norm(vector)), TINY) if self.task.normalised else 1.0
             vectors.append((vector / scale).astype(np.float32))
         return VectorPrediction(np.stack(vectors))
