@@ -77,6 +77,19 @@ def test_rows_of_model2vec_are_shared_and_weighted(tmp_path):
     np.testing.assert_allclose(bothways.load(folder).encode(TEXTS), expected, rtol=0, atol=1e-6)
 
 
+def test_a_machine_with_a_gpu_trains_them_on_its_processor(tmp_path, monkeypatch):
+    names = list[str]()
+
+    def choose(name: str) -> torch.device:
+        names.append(name)
+        return torch.device("cpu")
+
+    monkeypatch.setattr("bothways.finetuning.run.choose_device", choose)
+    pairs = [{"anchor": "the cat", "positive": "a mat"}, {"anchor": "old", "positive": "sat"}]
+    bothways.finetune(make_folder(tmp_path / "static"), pairs, task="embed", epochs=1)
+    assert names == ["cpu"]
+
+
 def test_other_uses_are_refused(tmp_path):
     folder = make_folder(tmp_path / "static")
     with pytest.raises(FolderError) as caught:
