@@ -120,7 +120,7 @@ def void(one: Sequence) -> Sequence:
     )
 
 
-def check_splits(module: TrainingModule, sequences: list[Sequence], near: float = 1e-10) -> None:
+def check_splits(module: TrainingModule, sequences: list[Sequence], near: float = 1e-12) -> None:
     """The gradients of a step are the same in other microbatches, of which one has no weight."""
 
     def gradients(batches: list[Batch]) -> dict[str, Tensor]:
