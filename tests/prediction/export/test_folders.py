@@ -164,7 +164,8 @@ def test_openvino_alone(classifier, data, tmp_path):
     gc.collect()
     # Else the next signal ends the process.
     assert stack_of_signals_is_mapped()
-    assert "openvino_telemetry" not in sys.modules  # reports what is done to the maker
+    # This package reports to the maker what is done; its modules would stay, if it had been read.
+    assert not [name for name in sys.modules if name.startswith("openvino_telemetry")]
 
 
 def stack_of_signals_is_mapped() -> bool:
