@@ -156,7 +156,7 @@ def test_what_cannot_be_compared_is_refused(nli, tmp_path):
     for value in ("no place", ""):
         with pytest.raises(ConfigError):
             ZeroShotTask(candidates=("a",), template=value)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="leaves no room for a text"):
         bothways.load(nli, labels=["film " * 40])("good")
     with pytest.raises(DataError):
         bothways.load(nli, labels=CANDIDATES)(("good", "bad"))
