@@ -154,15 +154,15 @@ def test_a_text_ends_where_it_did(tmp_path):
         assert getattr(again, f"{use}_token_id") == id
 
 
-def test_a_text_begins_and_ends_as_the_tokenizer_says(tmp_path):
-    """BigBird's has names of their own for that, beside [CLS] and [SEP]."""
+def test_special_tokens_are_those_of_the_tokenizer(tmp_path):
+    """BigBird's has names of its own for the ends, beside [CLS] and [SEP]; EuroBERT's default mask is beyond a small vocabulary."""
     names = ("<pad>", "</s>", "<s>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "\u2581a")
     original = transformers.BigBirdTokenizer(vocab=[(name, 0.0) for name in names])
     original.save_pretrained(tmp_path / "tokenizer")
     save_model(tmp_path / "ours", own("ForMaskedLM"), Tokenizer.load(tmp_path / "tokenizer"))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     again = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
-    for id, use in ((2, "bos"), (1, "eos"), (4, "cls"), (5, "sep")):
+    for id, use in ((2, "bos"), (1, "eos"), (4, "cls"), (5, "sep"), (6, "mask")):
         assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id") == id
 
 

@@ -307,7 +307,7 @@ def write_hf_config(
         # Texts begin with [CLS] and end with [SEP] by default.
         tokens = tokenizer_config(tokenizer.backend, tokenizer.specials)
         tokens = {"bos_token": tokens["cls_token"], "eos_token": tokens["sep_token"]} | tokens
-        uses = ("bos", "eos", "cls", "sep")
+        uses = ("bos", "eos", "cls", "sep", "mask")
         ids = {f"{use}_token_id": tokenizer.id(tokens[f"{use}_token"]) for use in uses}
     # A head's own dropout as settings of `config.json`, and of `bothways.json`.
     key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
