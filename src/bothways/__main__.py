@@ -1,6 +1,18 @@
-"""`python -m bothways`, which is also what torchrun starts."""
+"""The command `bothways`, which is also `python -m bothways` and what torchrun starts."""
 
-from bothways.cli.main import main
+import signal
+
+
+def main() -> None:
+    """Run the command line. While it is imported, Ctrl-C ends the process without a traceback."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # not if the shell lets Ctrl-C be ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from bothways.cli.main import main
+
+    signal.signal(signal.SIGINT, handler)
+    main()
+
 
 if __name__ == "__main__":
     main()

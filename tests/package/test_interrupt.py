@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -68,3 +70,16 @@ def test_what_is_ignored_stays_so_and_a_rank_has_no_handler(rank, monkeypatch, c
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     assert (signal.getsignal(signal.SIGTERM) == signal.SIG_DFL) == rank
     assert "bert-tiny" in capsys.readouterr().out
+
+
+def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback(tmp_path):
+    """The command line and what it imports take a tenth of a second."""
+    file = tmp_path / "cyclopts.py"
+    file.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    process = subprocess.run(
+        [sys.executable, "-m", "bothways", "--version"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (-signal.SIGINT, b"")
