@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 import bothways
-from bothways.cli.main import app, import_for_help, rename_options
+from bothways.cli.main import app, import_for_help, main, rename_options
 from bothways.cli.predict import predict
 from bothways.core.errors import ConfigError
 from bothways.tasks.catalogue import ALL_TASKS, TASKS
@@ -62,6 +62,14 @@ def test_each_command_has_an_example_that_is_understood(group):
         _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         texts = bound.arguments.get("texts", ())
         assert [text for text in texts if not {*text} & {*"./"}] == [], "not the name of a file"
+
+
+def test_help_before_a_command_is_its_help(monkeypatch, capsys):
+    for words in (["help", "tokenizer", "train"], ["tokenizer", "train", "--help"]):
+        monkeypatch.setattr("sys.argv", ["bothways", *words])
+        main()
+    first, second = capsys.readouterr().out.split("Usage: ")[1:]
+    assert first == second
 
 
 def test_the_help_shows_each_argument_by_one_name(capsys):

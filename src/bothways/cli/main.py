@@ -249,6 +249,8 @@ def _run() -> None:
     try:
         _interrupt_on_signals()
         words = [_expand_home(word) for word in sys.argv[1:]]
+        # `bothways help finetune`, as in git, pip and conda.
+        words = [*words[1:], "--help"] if words[:1] == ["help"] else words
         import_for_help(words)
         words = rename_options(app, words)
         app(words, result_action="return_value", print_error=False, exit_on_error=False)
