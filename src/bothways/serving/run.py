@@ -98,7 +98,7 @@ def named_models(
     """
     models = models or [*dict.fromkeys(f"{Index(folder).record.model}:embed" for folder in indexes)]
     if not models:
-        fix = "Name one: bothways serve FOLDER, or NAME=FOLDER."
+        fix = "Name one: FOLDER, or NAME=FOLDER."
         raise ConfigError("there is no model to serve", where="models", fix=fix)
     models_by_name: dict[str, NamedModel] = {}
     for word in models:
