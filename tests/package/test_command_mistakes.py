@@ -69,6 +69,12 @@ def test_a_mistake_says_where_and_what(line, where, named):
     assert [word for word in named if word not in message] == []
 
 
+@pytest.mark.parametrize("command", ["pretrain corpus", "adapt model texts"])
+def test_a_unit_of_a_duration_without_quotation_marks_is_no_file(command):
+    with pytest.raises(ConfigError, match="--until: '2' has no unit"):
+        run_line(*command.split(), "--until", "2", "minutes", "--out", "run")
+
+
 def test_a_file_is_advised_where_a_format_is_asked_for():
     assert "FILE.csv" not in mistake("predict m f.txt --precision csv")[1]
 

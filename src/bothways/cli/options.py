@@ -87,11 +87,15 @@ class RunLength:
         """The length as a text; None without an option.
 
         Raises:
-            ConfigError: both options are given.
+            ConfigError: both options are given; a number without a unit, which without quotation
+                marks would be taken for a file.
         """
         if self.epochs is not None and self.until is not None:
             message = f"the length is given twice: {self.epochs:g} epochs and {self.until!r}"
             raise ConfigError(message, where="--until", fix="Leave out --epochs or --until.")
+        if self.until is not None and is_integer(self.until):
+            fix = f'Write both as one word: --until "{self.until} minutes", or --until 2h.'
+            raise ConfigError(f"{self.until!r} has no unit", where="--until", fix=fix)
         return self.until if self.epochs is None else f"{self.epochs:g} epochs"
 
 
