@@ -213,7 +213,7 @@ def run_quickstart(
         ):  # with the shape and the length with which the run started
             settings = configs.load(PretrainConfig, base=settings, file=run / CONFIG)
         pretrained = pretrain(settings, corpus, run, resume=resume, progress=progress)
-        if not pretrained.finished(settings.training):
+        if not pretrained.finished:
             return None
         count, labels = shape.seeds, f"{len(train_on):,} labels"
         begin("fine-tuning", f"fine-tuning on {labels}, {count} times from each start")

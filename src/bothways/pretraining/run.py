@@ -51,7 +51,7 @@ from bothways.pretraining.forecast import memory_demand, objective_flops
 from bothways.training import parallel, run
 from bothways.training.checkpoint import CONFIG, FolderStore, Keep, MemoryStore, run_folder
 from bothways.training.optimizers import OptimizerConfig, peak_rate
-from bothways.training.run import Event, Training
+from bothways.training.run import Event
 from bothways.training.saved_state import averaged_weights
 from bothways.training.schedules import RunState, Steps
 from bothways.training.step_cost import choose_parallelism, peak_of
@@ -70,17 +70,20 @@ class PretrainResult:
         metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair",
             "held-out/perplexity" …
         folder: the model folder; None for an interrupted run.
+        finished: False if the run was interrupted.
     """
 
     training_module: TrainingModule
     progress: RunState
     metrics: Mapping[str, float]
     folder: Path | None = None
+    finished: bool = False
 
     def __repr__(self) -> str:
         metrics = {name.removeprefix("held-out/"): value for name, value in self.metrics.items()}
-        steps = self.progress.steps
-        return result_line("PretrainResult", metrics, steps=steps, folder=self.folder)
+        steps, finished = self.progress.steps, None if self.finished else False
+        fields = {"steps": steps, "finished": finished, "folder": self.folder}
+        return result_line("PretrainResult", metrics, **fields)
 
     def _repr_html_(self) -> str | None:
         title = f"Pre-trained, {self.progress.steps:,} steps, {self.progress.tokens:,} tokens"
@@ -92,10 +95,6 @@ class PretrainResult:
         model = self.training_module.saved()["model"]
         assert isinstance(model, Model)
         return model
-
-    def finished(self, training: Training) -> bool:
-        """Return True if the run reached its configured end."""
-        return self.progress.finished(training.end)
 
 
 @own_torch_state()
@@ -190,10 +189,9 @@ def pretrain(
         if rest := [milestone_name(n) for n in settings.word_milestones if n > read]:
             message = f"note: {read:,.0f} words were read, too few for {', '.join(rest)}"
             progress.message(message)
-        done = PretrainResult(training_module, state, {})
         if not state.finished(settings.training.end):
-            return done
-        done = dataclasses.replace(done, metrics=scoring(progress))
+            return PretrainResult(training_module, state, {})
+        done = PretrainResult(training_module, state, scoring(progress), finished=True)
         if folder is None:
             return done
         if parallel.is_main(plan):

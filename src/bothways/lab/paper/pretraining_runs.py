@@ -174,7 +174,7 @@ class PretrainRun(Run):
         done = pretrain(
             self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
-        if not done.finished(self.settings.training):
+        if not done.finished:
             return None
         for checkpoint in checkpoints(folder):
             shutil.rmtree(checkpoint)
