@@ -94,6 +94,14 @@ def test_files_and_folders_may_be_strings(place, tmp_path):
     assert [each.label for each in classify.stream(iter(["a good film"]))]
 
 
+def test_an_argument_is_suggested_for_a_setting_that_there_is_not(place):
+    for name, near in (("lenght", "length"), ("devcie", "device")):
+        with pytest.raises(BothwaysError, match=f"^{name}: unknown argument.* {near}"):
+            bothways.load(place / "my-bert", "embed", **{name: "cpu"})
+    with pytest.raises(BothwaysError, match=r"^learning_rat: .* learning_rate\?"):
+        bothways.finetune(place / "my-bert", place / "train.tsv", learning_rat=1)
+
+
 def test_columns_are_named_as_the_advice_says(place):
     rows = [{"said": "a good film", "meant": "yes"}, {"said": "a bad play", "meant": "no"}] * 4
     with pytest.raises(BothwaysError, match=r"use text=NAME"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import functools
 import importlib
@@ -335,6 +336,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     Raises:
         ConfigError: an argument that is annotated with plain kinds alone has another one, as a
             `length="12"`, which would fail later and elsewhere; or a name is too long for a file.
+            A setting that is unknown is near to the name of an argument, as `lenght=12`.
     """
     parameters = inspect.signature(function).parameters
     kinds = {name: str(p.annotation).split(" | ") for name, p in parameters.items()}
@@ -357,6 +359,13 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 raise ConfigError(message, where=name, fix=fix)
         try:
             return function(*args, **kwargs)
+        except ConfigError as error:
+            name = str(error.where)
+            near = name in kwargs and difflib.get_close_matches(name, parameters, 1, 0.7)
+            if not near or not error.what.startswith("unknown key"):
+                raise
+            message = f"unknown argument {name!r}; did you mean {near[0]}?"
+            raise ConfigError(message, where=name) from None
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
