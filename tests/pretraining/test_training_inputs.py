@@ -261,6 +261,10 @@ def test_pages_escape_what_texts_say(tmp_path):
     assert "<script>alert" not in page.read_text("utf8")
 
 
+def test_a_single_sequence_is_no_plural():
+    assert repr(TrainingInputs("title", (hostile(),))) == "TrainingInputs('title', 1 sequence)"
+
+
 @pytest.mark.parametrize("colours", [False, True])
 def test_terminals_are_not_commanded_by_texts(colours):
     file, system = io.StringIO(), "truecolor" if colours else None

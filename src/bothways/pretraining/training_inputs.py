@@ -25,6 +25,7 @@ from bothways.core.errors import ConfigError, call, render, report_findings
 from bothways.core.progress import Progress
 from bothways.core.report import html, sections, terminal
 from bothways.core.source import Sequence, rng
+from bothways.core.terminal import quantity
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import Corpora
 from bothways.data.masking import NGrams, Spans, Vocabulary, WholeWords
@@ -204,7 +205,7 @@ class TrainingInputs:
     layer: LayerView | None = None
 
     def __repr__(self) -> str:
-        return f"TrainingInputs({self.title!r}, {len(self.sequences)} sequences)"
+        return f"TrainingInputs({self.title!r}, {quantity(len(self.sequences), 'sequence(s)')})"
 
     def __str__(self) -> str:
         from rich.console import Console
