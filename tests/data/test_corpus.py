@@ -525,6 +525,12 @@ def test_a_folder_that_is_no_whole_corpus(tmp_path, tokenizer, spoil, message):
     assert caught.value.fix
 
 
+def test_a_corpus_with_a_similar_name_is_suggested(tmp_path, tokenizer):
+    write_corpus(some_documents(5), tokenizer, tmp_path / "corpus", workers=1)
+    with pytest.raises(DataError, match=r"Did you mean .*corpus\?"):
+        Corpus.open(tmp_path / "corpsu")
+
+
 def test_verify_reads_what_open_does_not(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("bothways.data.manifest.SMALL", 10)
     write_corpus(some_documents(5), tokenizer, tmp_path, workers=1).verify()

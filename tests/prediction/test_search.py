@@ -533,5 +533,7 @@ def test_an_index_belongs_to_its_model(tmp_path, masked):
         bothways.build_index(["a"], out=tmp_path / "new", progress=False)
     with pytest.raises(BothwaysError, match=r"is not an index: it has no index\.json"):
         bothways.search(tmp_path, "cat")
+    with pytest.raises(BothwaysError, match=r"Did you mean .*index\?"):
+        bothways.search(tmp_path / "idnex", "cat")
     again = bothways.build_index(["bird"], out=tmp_path / "index", progress=False)
     assert sorted(again.ids.tolist()) == [b"1", b"2", b"3"]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.errors import DataError, call
-from bothways.core.files import file_digest, local_path, read_object, replace_text
+from bothways.core.files import file_digest, local_path, near_path, read_object, replace_text
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Origin
 
@@ -146,6 +146,8 @@ def read_manifest(folder: Path) -> Manifest:
     fix = f"Build a corpus: {call('corpus build', 'FILES', tokenizer='FOLDER', out='FOLDER')}"
     if not folder.is_dir():
         message = "is a file, not the folder of a corpus" if folder.exists() else "no such folder"
+        near = near_path(folder, holds_corpus)
+        fix = f"Did you mean {near}?" if near else fix
         raise DataError(message, where=folder, fix=fix)
     if not file.is_file():
         message = f"is not a corpus, or is unfinished: it has no {MANIFEST}"

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from bothways.core.config import reader as configs
 from bothways.core.config.values import checked, require_at_least, require_choice
 from bothways.core.errors import ConfigError, DataError, FolderError, argument, call, optional
-from bothways.core.files import local_path, read_object
+from bothways.core.files import local_path, near_path, read_object
 from bothways.data.tables import given_rows
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_task
@@ -130,7 +130,9 @@ class Index:
         self.folder = local_path(folder)
         if record is None:
             if not (self.folder / RECORD).is_file():
-                message, fix = f"is not an index: it has no {RECORD}", f"Build one: {_BUILD}."
+                near = near_path(self.folder, lambda path: (path / RECORD).is_file())
+                fix = f"Did you mean {near}?" if near else f"Build one: {_BUILD}."
+                message = f"is not an index: it has no {RECORD}"
                 raise FolderError(message, where=self.folder, fix=fix)
             values = read_object(self.folder / RECORD, FolderError, _FIX)
             try:
