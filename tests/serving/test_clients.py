@@ -1,5 +1,6 @@
 """The clients that people have, each against a running server."""
 
+import asyncio
 import base64
 import json
 import math
@@ -214,6 +215,20 @@ def test_tei(url, predictors):
     assert info["limits"]["queue_tokens"] == 131_072
     (embed,) = [model for model in info["models"] if model["task"] == "embed"]
     assert embed["prompts"] == ["ask", "passage"]
+
+
+def test_an_app_answers_in_several_event_loops(predictors):
+    application = app(predictors["classify"])
+
+    async def ask() -> int:
+        transport, headers = httpx.ASGITransport(application), {"x-request-timeout": "20"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+            response = await client.post("/classify", json={"inputs": "a"}, headers=headers)
+            return response.status_code
+
+    # Clients that tests of web frameworks use have a loop for each request.
+    assert [asyncio.run(ask()) for _ in range(2)] == [200, 200]
+    asyncio.run(application.stop())
 
 
 def test_an_app_without_a_model_is_refused():

@@ -125,7 +125,7 @@ class App:
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
-        self.batcher.start(loop)
+        self.batcher.start()
         for model in self.models:
             try:
                 # A long one, so that the first request finds memory and kernels ready.

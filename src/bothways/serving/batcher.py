@@ -150,11 +150,9 @@ class Batcher:
         self._busy_since: float | None = None
         self._heartbeat = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="bothways-model", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread; answers are delivered in this loop."""
-        self._loop = loop
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -349,9 +347,9 @@ class Batcher:
         self._deliver(ticket, internal(error, ticket.id))
 
     def _deliver(self, ticket: Ticket, result: list[Any] | RequestError) -> None:
-        assert self._loop is not None
+        # Clients in tests of an app may have a loop for each request.
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(settle, ticket.answer, result)
+            ticket.answer.get_loop().call_soon_threadsafe(settle, ticket.answer, result)
 
 
 def settle(answer: asyncio.Future[list[Any]], result: list[Any] | Exception) -> None:
