@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, strategies as some
 
 from bothways.cli.main import app as cli
-from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.errors import BothwaysError, ConfigError, ResourceError
+from bothways.serving import run
 from bothways.serving.app import App, app
 from bothways.serving.errors import STATUS, Limits, RequestError
 from bothways.serving.exchange import json_object, read_body
@@ -345,6 +346,15 @@ def test_mistakes_of_the_command(folder, tmp_path):
         ):
             with pytest.raises(BothwaysError, match=message):
                 command("no-such-model", *words)
+
+
+def test_a_server_that_was_slower_to_load_says_that_its_port_is_taken(application):
+    with run.bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with run.bind("127.0.0.1", port) as second:
+            first.listen()
+            with pytest.raises(ResourceError, match=f":{port}: cannot be listened on: Addr"):
+                run.run_server(app(application.models.named("embed").predictor), second)
 
 
 def test_models_have_the_name_of_their_folder_or_their_own_and_maybe_a_task(tmp_path):

@@ -285,7 +285,12 @@ def test_the_command_prints_the_address(folder, monkeypatch, capsys):
 
     served: list[Any] = []
     opened: list[str] = []
-    monkeypatch.setattr(serving_run, "run_server", lambda app, *_, **__: served.append(app))
+
+    def run_server(application: Any, *_: Any, opened: Any, **__: Any) -> None:
+        served.append(application)
+        opened()
+
+    monkeypatch.setattr(serving_run, "run_server", run_server)
     monkeypatch.setattr(webbrowser, "open", opened.append)
     words = ["play", f"toy={folder}", "--task", "fill", "--no-browser"]
     cli(words, result_action="return_value")

@@ -288,11 +288,14 @@ def play(
             hosts=run.LOOPBACK, playground=True,
         )  # fmt: skip
         url = f"{run.url_of(bound)}/play"
-        write_stderr(f"open {url} (Ctrl-C ends)")
-        if not no_browser:
-            bound.listen()  # a browser that is quicker than the server waits
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        run.run_server(application, bound, requests=False)
+
+        def opened() -> None:
+            """Print the address, now that the server answers, and open it."""
+            write_stderr(f"open {url} (Ctrl-C ends)")
+            if not no_browser:
+                threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+        run.run_server(application, bound, requests=False, opened=opened)
 
 
 def check_address(host: str, port: int, *, open_to_all: bool) -> None:

@@ -413,8 +413,12 @@ class Server(uvicorn.Server):
         self._exit_at = time.monotonic() + self.delay
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Try the models, then accept connections; errors as `App.start`."""
+        """Try the models, then accept connections; errors as `App.start` and `bind`."""
         await self.app.start()
+        for bound in sockets or ():
+            # Two sockets may be bound to a port, but only one can listen.
+            with _address_errors("{}:{}".format(*bound.getsockname())):
+                bound.listen(self.config.backlog)
         await super().startup(sockets)
         self.opened()
 
@@ -447,21 +451,25 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         ResourceError: the port is taken, or the address is not one of this machine.
     """
-    bound = None
-    try:
+    with contextlib.ExitStack() as stack, _address_errors(f"{host}:{port}"):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.socket(family, kind, protocol)
+        bound = stack.enter_context(socket.socket(family, kind, protocol))
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        stack.pop_all()
+    return bound
+
+
+@contextlib.contextmanager
+def _address_errors(address: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, UnicodeError) as error:  # the second for "a..b", which is no name of a host
-        if bound is not None:
-            bound.close()
         fix = "Choose another: --port PORT --host ADDRESS; --port 0 takes any that is free."
         message = f"cannot be listened on: {getattr(error, 'strerror', error)}"
-        raise ResourceError(message, where=f"{host}:{port}", fix=fix) from error
-    return bound
+        raise ResourceError(message, where=address, fix=fix) from error
 
 
 def url_of(bound: socket.socket) -> str:
