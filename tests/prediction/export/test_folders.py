@@ -30,6 +30,7 @@ from bothways.prediction.export.folder import write_export
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.session_model import FILES, open_onnx, open_openvino
 from commands import run_line
+from documents import GUIDE, blocks, run_code
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
 from toy_predictors import TASKS, predictor
 
@@ -124,6 +125,21 @@ def test_sentence_transformers_and_tokenizers_read_the_files(bert, tmp_path):
     (tmp_path / "out/model.safetensors").write_bytes((bert / "model.safetensors").read_bytes())
     theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
     np.testing.assert_allclose(theirs.encode(text), wanted, atol=1e-5)
+
+
+def test_lines_of_the_guide_for_onnxruntime_alone(classifier, tmp_path, monkeypatch):
+    """Also with a tokenizer that pads, as the files of many sentence encoders do."""
+    source = shutil.copytree(classifier, tmp_path / "model")
+    backend = Backend.from_file(str(source / "tokenizer.json"))
+    backend.enable_padding(length=20)
+    backend.save(str(source / "tokenizer.json"))
+    write_export(source, tmp_path / "sst-onnx")
+    page = GUIDE / "export.md"
+    (code,) = [code for code in blocks(page, "python") if "InferenceSession" in code]
+    monkeypatch.chdir(tmp_path)
+    logits = run_code(code, page)["logits"]
+    chances = bothways.load(classifier)("what a lovely film").probabilities
+    np.testing.assert_allclose(np.ptp(logits), np.ptp(np.log([*chances.values()])), atol=1e-5)
 
 
 def test_int8_is_smaller_and_passes_its_gate(classifier, data, tmp_path):
