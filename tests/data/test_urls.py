@@ -3,21 +3,22 @@
 import gzip
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-fsspec = pytest.importorskip("fsspec", reason="needs the extra 'remote'")
-
-from bothways.core.errors import ConfigError, DataError, ResourceError  # noqa: E402
-from bothways.core.files import is_url  # noqa: E402
-from bothways.data.corpus import Corpus, write_corpus  # noqa: E402
-from bothways.data.documents import read_documents  # noqa: E402
-from bothways.data.tables import HubData, open_table, parse_hub_name, without_revision  # noqa: E402
+from bothways.core.errors import ConfigError, DataError, ResourceError
+from bothways.core.files import is_url
+from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.documents import read_documents
+from bothways.data.tables import HubData, open_table, parse_hub_name, without_revision
+from bothways.data.text_io import file_at
 
 
 def store(name: str, data: bytes) -> str:
@@ -69,6 +70,11 @@ def test_errors_name_the_url(tmp_path, monkeypatch):
             read("memory://texts/none.csv")
     with pytest.raises(ResourceError, match=r"gopher://hole/a.txt: .*Protocol not known: gopher"):
         [*read_documents(["gopher://hole/a.txt"])]
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ResourceError, match=r's3://a/b.txt: .*s3fs.*\n.*install "bothways\[remote'):
+        [*read_documents(["s3://a/b.txt"])]
+    with pytest.raises(DataError, match=r"s3://a/b.txt: no such file\n  Download it"):
+        file_at("s3://a/b.txt")
     damaged = store("cut.txt.gz", gzip.compress(b"One.\n" * 1000)[:-9])
     with pytest.raises(DataError, match=r"memory://texts/cut.txt.gz: the compressed file is dam"):
         [*read_documents([damaged])]

@@ -190,6 +190,7 @@ def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
             )
         if not path.exists():
             near = near_path(path)
+            fix = "Download it: here files at URLs are not read." if is_url(name) else fix
             fix = f"Did you mean {near}?" if near else fix
             raise DataError("no such file", where=name, fix=fix)
     return path
@@ -225,8 +226,8 @@ def is_stream(source: str) -> bool:
 @contextmanager
 def _open_url(url: str) -> Iterator[io.BufferedReader]:
     """Open a file at a URL by fsspec, which reads ahead."""
-    with optional("remote", f"reading {url}"):
-        import fsspec
+    import fsspec  # which torch needs, too
+
     try:
         with fsspec.open(url, "rb") as stream:
             yield io.BufferedReader(stream, _BLOCK)
@@ -234,6 +235,8 @@ def _open_url(url: str) -> Iterator[io.BufferedReader]:
         raise
     except Exception as error:  # every store has errors of its own
         fix = "Check the URL, the connection and the rights, or download the file first."
+        if isinstance(error, ImportError):
+            fix = 'Install it; for s3:// and https:// by: pip install "bothways[remote]"'
         message = f"cannot be read: {error or type(error).__name__}"
         raise ResourceError(message, where=url, fix=fix) from error
 
