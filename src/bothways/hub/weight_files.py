@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bothways.core.errors import FolderError, argument, read_errors
+from bothways.core.errors import FolderError, call, read_errors
 from bothways.core.files import read_object
 from bothways.core.terminal import listed, quantity
 from bothways.hub.resolve import ADAPTER_WEIGHTS, MODULES
@@ -77,9 +77,10 @@ def open_weights(folder: Path) -> Weights:
     files = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
     if files:
         fix = f"It has {listed(files)}; rename the model's own weights to model.safetensors."
-    if (folder / "onnx").is_dir() or (folder / "openvino").is_dir():
-        runtimes = " or ".join(argument(runtime=name) for name in ("onnxruntime", "openvino"))
-        fix = f"An exported graph is computed with {runtimes}."
+    for name, runtime in (("openvino", "openvino"), ("onnx", "onnxruntime")):
+        if (folder / name).is_dir():
+            command = call("predict", str(folder), runtime=runtime)
+            fix = f"An exported graph is computed by {command}"
     raise FolderError(message, where=folder, fix=fix)
 
 
