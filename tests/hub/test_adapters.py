@@ -222,6 +222,7 @@ def test_malformed_patterns_are_refused(adapter):
     ("change", "message"),
     [
         (lambda tensor: tensor.to(torch.int8), "as int8: quantised weights cannot be read"),
+        (lambda tensor: tensor.to(torch.float8_e4m3fn), "as float8_e4m3fn: quantised weights"),
         (torch.flatten, r"factors of .*query that are not matrices"),
     ],
 )

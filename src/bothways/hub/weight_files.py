@@ -243,7 +243,7 @@ _READERS: dict[str, Callable[[Path], Weights]] = {
 def read_exact(weights: Weights, name: str) -> Tensor:
     """Return a tensor in fp32; raise FolderError if it is quantised."""
     tensor = weights.read(name)
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or tensor.itemsize == 1:  # float8 needs its scales
         dtype = str(tensor.dtype).removeprefix("torch.")
         message = f"holds {name} as {dtype}: quantised weights cannot be read"
         raise FolderError(message, where=weights.file, fix=_EXACT)
