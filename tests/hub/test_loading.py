@@ -193,6 +193,14 @@ def test_weights_under_another_name_are_named(tmp_path):
     assert "weights.safetensors" in str(caught.value.fix)
 
 
+@pytest.mark.parametrize("name", ["checkpoint-500", "snapshots/0a1b"])
+def test_a_folder_of_models_names_them(name, tmp_path):
+    folder_of(peer("Bert", "Model"), tmp_path / name)
+    with pytest.raises(FolderError, match="has no config") as caught:
+        load_model(tmp_path)
+    assert str(tmp_path / name) in str(caught.value.fix)
+
+
 @pytest.mark.parametrize(("stem", "pad"), [("GPT2", -1), ("OpenAIGPT", 50)])
 def test_a_family_without_padding_reads_no_odd_padding(stem, pad, tmp_path):
     small = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 20}
