@@ -33,6 +33,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence as Many
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -502,7 +503,9 @@ def _join(parts: list[Path], file: Path, suffix: str, flat: bool) -> None:
         names = list(dict.fromkeys(name for row in _rows(parts, flat) for name in row))
         with file.open("w", encoding="utf-8", newline="") as stream:
             header_row = [dict(zip(names, names, strict=True))] if names else []
-            table = csv.writer(stream, lineterminator="\n")
+            # A return in a value is quoted where it ends lines, before Python 3.13 only there.
+            lines: Any = SimpleNamespace(write=lambda line: stream.write(line[:-2] + "\n"))
+            table = csv.writer(lines, lineterminator="\r\n")
             for row in itertools.chain(header_row, _rows(parts, flat)):
                 values = [row.get(name) for name in names]
                 if suffix == ".csv":
