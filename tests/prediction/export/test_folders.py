@@ -19,7 +19,13 @@ from tokenizers import Tokenizer as Backend
 
 import bothways
 from bothways.core.config import reader as configs
-from bothways.core.errors import BothwaysError, ConfigError, DivergedError, FolderError
+from bothways.core.errors import (
+    BothwaysError,
+    ConfigError,
+    DivergedError,
+    FolderError,
+    ResourceError,
+)
 from bothways.core.runtime.tuning import TUNING
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.families.catalogue import preset
@@ -28,7 +34,7 @@ from bothways.model.positions import Learned
 from bothways.prediction.export import folder as exporting
 from bothways.prediction.export.folder import write_export
 from bothways.prediction.predictor import Predictor, open_task
-from bothways.prediction.session_model import FILES, open_onnx, open_openvino
+from bothways.prediction.session_model import FILES, open_onnx, open_openvino, openvino_core
 from commands import run_line
 from documents import GUIDE, blocks, run_code
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
@@ -241,6 +247,17 @@ def test_nothing_is_written_if_a_runtime_computes_something_else(classifier, tmp
     monkeypatch.setattr(exporting, "build_graph", damaged)
     with pytest.raises(DivergedError, match=r"its outputs in onnxruntime differ from the model's"):
         write_export(classifier, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_error_in_openvino_too(classifier, tmp_path, monkeypatch):
+    def save_model(*_: Any, **__: Any) -> None:
+        raise RuntimeError("iostream error")
+
+    openvino_core()
+    monkeypatch.setattr(sys.modules["openvino"], "save_model", save_model)
+    with pytest.raises(ResourceError, match="cannot be written: by OpenVINO: iostream error"):
+        write_export(classifier, tmp_path / "out", "openvino")
     assert not any(tmp_path.iterdir())
 
 

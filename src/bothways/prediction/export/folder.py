@@ -401,4 +401,7 @@ def convert_to_openvino(source: Path, target: Path, head: str) -> None:
     import openvino  # as the core was
 
     target.parent.mkdir(exist_ok=True)
-    openvino.save_model(model, target, compress_to_fp16=False)
+    try:
+        openvino.save_model(model, target, compress_to_fp16=False)
+    except RuntimeError as error:  # of a full disk
+        raise OSError(f"by OpenVINO: {error}") from error
