@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from bothways.core.errors import BothwaysError
 from bothways.hub.provenance import digest_of_model
 from bothways.serving import run
 from bothways.serving.app import requests_log
+from bothways.serving.errors import DEFAULT_LIMITS
 from running_server import wait_for
 from toy_folder import save_classifier
 
@@ -31,7 +33,7 @@ def films(folder, tmp_path) -> Path:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_command_after_the_requests_under_way(number, films, monkeypatch, capsys):
-    names = ("bothways.serving", "uvicorn.error", requests_log.name)
+    names = ("bothways.serving", "uvicorn.error", "asyncio", requests_log.name)
     loggers = [logging.getLogger(name) for name in names]
 
     def states() -> list[object]:
@@ -73,6 +75,23 @@ def test_a_signal_ends_the_command_after_the_requests_under_way(number, films, m
     assert states() == before
     requests_log.info({"event": "later"})
     assert capsys.readouterr().err == ""
+
+
+def test_a_server_may_open_as_many_files_as_it_may_have_connections(films):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed: list[int] = []
+
+    def opened() -> None:
+        allowed.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        with run.bind("127.0.0.1", 0) as bound:
+            run.run_server(run.open_app({"films": (str(films), None)}), bound, opened=opened)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert allowed[0] > 2 * DEFAULT_LIMITS.connections
 
 
 def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):

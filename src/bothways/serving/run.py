@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import re
+import resource
 import select
 import signal
 import socket
@@ -156,6 +157,8 @@ HEAD_BYTES = 64 << 10
 SHORT_BODY = 16 << 10
 """Bytes of a body up to which a request is refused without a call of the app."""
 _LONG_HEAD = f"the headers are above the limit of {HEAD_BYTES:,} bytes"
+OTHER_FILES = 100
+"""Open files of a server that are no connections, at most."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEEP_ALIVE_SECONDS = 30
 RESET_SECONDS = 0.1
@@ -514,7 +517,8 @@ def logged_as_json(*, requests: bool) -> Iterator[None]:
     # line of its own. uvicorn logs it with a traceback.
     cancelled = asyncio.CancelledError
     handler.addFilter(lambda log: not (log.exc_info and isinstance(log.exc_info[1], cancelled)))
-    roots = [logging.getLogger(name) for name in ("bothways.serving", "uvicorn.error")]
+    names = ("bothways.serving", "uvicorn.error", "asyncio")
+    roots = [logging.getLogger(name) for name in names]
     loggers = [*roots, requests_log]
     states = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
     for logger in roots:
@@ -551,6 +555,12 @@ def run_server(
         ResourceError: the thread of the models has ended, so that nothing is answered any more.
     """
     server = Server(app, delay, opened)
+    # The usual 1,024 files are fewer than a burst of connections: each that is accepted beyond
+    # them would be a traceback in the log, not a refusal.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = app.limits.connections + server.config.backlog + OTHER_FILES
+    files = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, server.handle_exit)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
