@@ -28,6 +28,7 @@ import logging
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -695,10 +696,13 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
 def plain_value(value: Any) -> Any:
     """Return numbers and arrays of NumPy, PyTorch or pyarrow as values and lists of Python.
 
-    What pandas calls NA or NaT is None.
+    Decimal numbers are whole numbers or floats. What pandas calls NA or NaT is None.
     """
     if type(value).__name__ in ("NAType", "NaTType"):  # without an import of pandas
         return None
+    if isinstance(value, Decimal):  # of a database
+        is_whole = value.is_finite() and value == value.to_integral_value()
+        return int(value) if is_whole else float(value)
     if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
         return value.tolist()
     return value.as_py() if hasattr(value, "as_py") else value
@@ -707,14 +711,18 @@ def plain_value(value: Any) -> Any:
 def listed_classes(data: Any) -> dict[str, list[str]]:
     """Return the classes that data lists for its columns, with or without rows of them.
 
-    A `datasets.Dataset` lists them in its features, pandas in the categories of a column.
+    A `datasets.Dataset` lists them in its features. Of the categories of a column of pandas, only
+    those without rows count: in labels 1.0 is "1", and several labels may be one category.
     """
     features, kinds = getattr(data, "features", None), getattr(data, "dtypes", ())
     if isinstance(features, Mapping):
         return class_names(features)
     pairs = kinds.items() if hasattr(kinds, "items") else ()
-    listed = {str(name): getattr(kind, "categories", None) for name, kind in pairs}
-    return {name: [*map(str, values)] for name, values in listed.items() if values is not None}
+    return {
+        str(name): [*map(str, kind.categories.difference(data[name]))]
+        for name, kind in pairs
+        if hasattr(kind, "categories")
+    }
 
 
 def is_example(value: Any) -> bool:
