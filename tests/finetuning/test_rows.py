@@ -1,6 +1,7 @@
 """Fine-tuning on rows: the result predicts, and its folder predicts the same."""
 
 import dataclasses
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.data import read_examples
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.prediction.predictor import open_task
+from bothways.tasks.reranking.task import RerankingTask
+from bothways.tasks.tagging.examples import TagColumns
+from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
 from fake_hub import fake_hub
 from toy_folder import make_examples, make_rows, write_tsv
@@ -98,6 +102,42 @@ def test_tables_of_python_and_files_are_the_same_examples(tmp_path):
         assert pairs(form) == pairs(rows)
     numbers = [{**row, "label": np.int64(row["label"])} for row in classes]
     assert {label for _, label in pairs(numbers)} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("task", "columns"),
+    [
+        (RerankingTask(), {"query": [*"aab"], "document": [*"xyz"], "label": [0, 1, 1]}),
+        (
+            TaggingTask(TagColumns("w", "t", "page", "no"), context="document"),
+            {"no": [1, 1, 2], "page": [7, 7, 7], "w": [*"xyz"], "t": ["B-P", "O", "O"]},
+        ),
+    ],
+)
+def test_rows_that_are_examples_together_are_joined_as_in_a_file(task, columns, tmp_path):
+    """The documents of a query; the words of a sentence, with the others of its document."""
+    import pandas
+
+    frame, file = pandas.DataFrame(columns), tmp_path / "t.csv"
+    frame.to_csv(file, index=False)
+    settings = bothways.FinetuneConfig(model="m", train=str(file), task=task)
+    result, expected = read_examples(settings, frame), read_examples(settings)
+    examples = [dataclasses.replace(item, where="") for item in expected.examples["train"]]
+    assert [dataclasses.replace(item, where="") for item in result.examples["train"]] == examples
+    assert len(examples) == 2
+    assert [str(note) for note in (*result.findings, *expected.findings)] == []
+
+
+@pytest.mark.parametrize("scores", [[0.0, 1.0], [Decimal("0.00"), Decimal("1.00")]])
+def test_labels_that_are_numbers_of_tables_are_whole_numbers(scores):
+    """Also as categories of pandas, whose names have another form."""
+    import pandas
+
+    frame = pandas.DataFrame({"text": ["a", "b"], "label": scores})
+    for form in (frame, frame.astype({"label": "category"})):
+        read = read_examples(bothways.FinetuneConfig(model="m", train="t"), form)
+        assert [item.label for item in read.examples["train"]] == ["0", "1"]
+        assert read.findings == []
 
 
 def test_the_state_of_torch_is_left_as_it_was(model):

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,14 @@ BLANK = TagExample(("a", " ", ""), ("O", "O", "O"), "t:4")
 def test_each_flaw_is_one_finding(train, dev, severity, message):
     (found,) = said(train, dev)[severity]
     assert re.search(message, found)
+
+
+def test_context_without_documents_is_told():
+    """Of a table whose column of documents has no common name."""
+    (finding,) = TaggingTask(context="document").check(ENOUGH, [])[:1]
+    assert "columns.document=NAME" in str(finding)
+    neighbour = replace(ENOUGH[0], before=(("a",),))
+    assert "document" not in str(TaggingTask(context="document").check([*ENOUGH, neighbour], []))
 
 
 def test_the_scheme_is_said_and_may_be_given():

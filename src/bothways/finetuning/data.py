@@ -465,7 +465,8 @@ def read_rows(
     if group is not None and len(parser.groups) != len(examples):
         message = f"has no column {group!r}: only tables of one example a row have groups"
         raise DataError(message, where=location, fix=f"Leave {argument(group=group)} out.")
-    columns = vars(task.columns).values()  # those of sentences, too
+    read_task: Any = reading.task  # knows the column of sentences, too
+    columns = (*vars(task.columns).values(), *vars(read_task.columns).values())
     unused = [name for name in (*parser.unused, *reading.unused) if name not in columns]
     return RowsRead(examples, task, parser.groups, unused, classes)
 

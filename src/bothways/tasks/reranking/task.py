@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -132,26 +132,15 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         table, selected = self.open(source, columns, labelled)
         used = tables.asked_columns(selected)
         unused = [name for name in table.names if name and name not in used]
-        examples = self._joined_rows(table.rows, selected)
-        return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
+        parsed = (self.parse(row.values, selected, row.where) for row in table.rows)
+        task = self.with_columns(selected)
+        return base.Reading(task, _joined(parsed), table.share, unused=unused)
 
-    def _joined_rows(self, rows: Iterable[TableRow], columns: RankColumns) -> Iterator[RankExample]:
-        """Yield the examples of a table; neighbouring rows with one document each of a query are
-        one. Rows with lists are examples by themselves.
-        """
-
-        def key(item: tuple[int, RankExample]) -> Hashable:
-            number, example = item
-            # Rows with and without a label are never one example.
-            return (example.query, example.labels is None) if example.joined else number
-
-        parsed = (self.parse(row.values, columns, row.where) for row in rows)
-        for _, pairs in itertools.groupby(enumerate(parsed), key):
-            group = [example for _, example in pairs]
-            documents = tuple(text for example in group for text in example.documents)
-            labels = tuple(label for example in group for label in example.labels or ())
-            known = group[0].labels is not None
-            yield replace(group[0], documents=documents, labels=labels if known else None)
+    def read_rows(
+        self, rows: Iterable[TableRow], parse: Callable[[TableRow], RankExample],
+        columns: Any = None, *, labelled: bool = True,
+    ) -> base.Reading[RankExample]:  # fmt: skip
+        return base.Reading(self, _joined(map(parse, rows)))
 
     def parse(self, row: base.Row, columns: text_task.TextColumns, where: str) -> RankExample:
         """Return the example in a row.
@@ -286,6 +275,24 @@ def cross_encoder(config: CrossEncoderConfig) -> RerankingTask:
     return RerankingTask(
         activation=config.activation, prompts=config.prompts, prompt_name=config.prompt_name
     )
+
+
+def _joined(examples: Iterable[RankExample]) -> Iterator[RankExample]:
+    """Yield the examples of rows; neighbouring rows with one document each of a query are one.
+    Rows with lists are examples by themselves.
+    """
+
+    def key(item: tuple[int, RankExample]) -> Hashable:
+        number, example = item
+        # Rows with and without a label are never one example.
+        return (example.query, example.labels is None) if example.joined else number
+
+    for _, pairs in itertools.groupby(enumerate(examples), key):
+        group = [example for _, example in pairs]
+        documents = tuple(text for example in group for text in example.documents)
+        labels = tuple(label for example in group for label in example.labels or ())
+        known = group[0].labels is not None
+        yield replace(group[0], documents=documents, labels=labels if known else None)
 
 
 def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence as Many
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -153,8 +153,16 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         labelled: bool = True,
     ) -> base.Reading[TagExample]:
         requested = columns or TagColumns()
-        arranged, notes, _ = arrange_rows(rows, requested, self.columns, labelled=labelled)
-        return base.Reading(self, map(parse, arranged), notes=notes)
+        arranged, notes, name = arrange_rows(rows, requested, self.columns, labelled=labelled)
+        task = self.with_columns(replace(self.columns, sentence=name))
+        examples: Iterator[TagExample] = map(parse, arranged)
+        if self.context == "document":
+            column = requested.document or self.columns.document or ""
+            examples = with_context(
+                (row.values.get(column) if isinstance(row.values, Mapping) else None, parse(row))
+                for row in arranged
+            )
+        return base.Reading(task, examples, notes=notes)
 
     def example(
         self, row: base.Row, columns: TagColumns | None = None,
@@ -229,6 +237,10 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
                 findings += _check_table(examples, name)
                 findings += _check_scheme(examples, self.scheme, name)
         findings += _check_labels(train, dev, self.scheme)
+        if self.context == "document" and not any(e.before or e.after for e in train):
+            message = "no sentence has others of its document, which context=document would read"
+            fix = "Of a table name the column of the documents: columns.document=NAME."
+            findings.append(Finding("rows", "warning", message, "task.context", fix))
         tags = Counter(tag for example in train for tag in example.tags or ())
         if len(tags) > 1:
             findings += text_checks.check_constant(tags, "words")
