@@ -55,6 +55,15 @@ def test_chance_difference_is_not_significant(examples, said):
     assert str(found).startswith(said)
 
 
+def test_errors_are_those_of_fractions_alone():
+    """A log probability of −1 for −2 is no half of the errors."""
+    right = np.linspace(0.8, 1.0, 9)
+    assert "50 % fewer errors" in str(contrast(A, B, 2 * right - 1, right))
+    found = contrast(A, B, 2 * right - 4, right - 2)
+    assert found.error_reduction is None
+    assert "errors" not in str(found)
+
+
 def make_model(folder: Path, seed: int) -> str:
     import torch
 

@@ -66,7 +66,8 @@ class ModelComparison:
 
     Attributes:
         difference: difference of the mean grades, B − A.
-        error_reduction: the same difference relative to the errors of A (`tasks.metrics`).
+        error_reduction: the same difference relative to the errors of A (`tasks.metrics`); None
+            for grades that are no fractions, such as log probabilities.
         interval: the 95 % confidence interval of the difference.
         p_value: the probability of a difference at least as large, in either direction, by chance.
     """
@@ -187,9 +188,11 @@ def contrast(
     test = stats.permutation_test(data, np.mean, permutation_type="samples", **options)
     intervals = stats.bootstrap(data, np.mean, method="percentile", **options).confidence_interval
     interval = float(intervals.low), float(intervals.high)
-    # Grades are fractions up to 1, or negated errors and log probabilities up to 0.
-    best = 1.0 if max(left.max(), right_scores.max()) > 0 else 0.0
-    reduction = error_reduction(float(left.mean()), float(right_scores.mean()), best)
+    # Grades are fractions up to 1, or negated squared errors and log probabilities up to 0, which
+    # count no errors.
+    is_fraction = max(left.max(), right_scores.max()) > 0
+    means = float(left.mean()), float(right_scores.mean())
+    reduction = error_reduction(*means) if is_fraction else None
     mean = float(difference.mean())
     return ModelComparison(a, b, count, mean, reduction, interval, float(test.pvalue))
 
