@@ -109,7 +109,8 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path):
         (("text", "sentence1", "sentence2", "label"), "is the text"),
         (("words", "label"), r"a\.tsv: cannot tell which column is the text \(words, label\)"),
         (("text", "label", "class"), r"the label \(label, class\)"),
-        (("text", "opinion"), r"the label \(text, opinion\); .*\n  Or rename it to 'label'\."),
+        (("text", "opinion"), r"the label \(text, opinion\); .*\n  Or rename it to 'label'\.$"),
+        (("a good film",), r"\(a good film\); .*\n  Or rename .* Without a header .*: text=.0"),
         (("text", "sentiment", "topic"), r"the label \(sentiment, topic\)"),
     ],
 )

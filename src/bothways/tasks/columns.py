@@ -373,6 +373,8 @@ def guess_column(
             fix = "The first line looks like a row. Or put a line with the names above it."
         elif aliases and not matching:
             fix = f"Or rename it to {usual!r}."
+            if len(names) == 1:  # perhaps the first of many texts
+                fix += f" Without a header it goes by number: {_spelled({column.role: '0'})}."
         fix = columns_advice([column]) if column.several else fix
     error = UnclearColumnError(message, where=location, fix=fix or None)
     error.unnamed = unnamed
