@@ -206,6 +206,12 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             for some in (train, dev)
         )
         findings = text_checks.check_examples(train, dev, self.texts, lambda e: e.label, marks)
+        first_labels = {self.texts(e): e.label for e in reversed(train)}
+        fault = "training example(s) has|have the text of an earlier one and another label"
+        findings += text_checks.check_rows(
+            train, fault, lambda e: e.label != first_labels[self.texts(e)],
+            "Correct one of the labels, or keep one example.", "warning", "labels",
+        )  # fmt: skip
         known = labels - marks
         if "-1" in known and known <= {"-1", "0", "1"}:
             message = "the label -1 is learned as a class, as in a scale from -1 to 1"
