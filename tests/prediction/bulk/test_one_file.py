@@ -27,7 +27,7 @@ from toy_bulk import make_rows, write_rows
 @pytest.fixture
 def table(tmp_path) -> Path:
     """Texts with keys; some hold what a table must quote."""
-    texts = ['a "good" film, really', "a bad play", "two\nlines", "tab\tbed"] * 3
+    texts = ['a "good" film, really', "a bad play", "two\nlines", "tab\tbed\rbee"] * 3
     with (tmp_path / "new.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["id", "text"])
@@ -75,7 +75,7 @@ def test_a_file_has_the_rows_of_standard_output(name, model, table, capsys):
             lines = out.read_text().splitlines()
             assert len(lines) == 13
             assert lines[3].split("\t")[:2] == ["two lines", "k2"]
-            assert lines[4].split("\t")[:2] == ["tab bed", "k3"]
+            assert lines[4].split("\t")[:2] == ["tab bed bee", "k3"]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
