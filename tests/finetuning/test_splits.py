@@ -120,6 +120,20 @@ def test_groups_are_on_one_side():
     assert 29 <= len(done.dev) <= 43
 
 
+@pytest.mark.parametrize("dev", ["20%", "90%"])
+@pytest.mark.parametrize("count", [6, 60])
+def test_groups_are_split_alike_in_any_order_of_rows(count, dev):
+    """Also where a label of the dev data is moved to the training data."""
+    examples, part = texts([*"abc"] * count), parse_part(dev)
+    shuffled = random.Random(1).sample(examples, len(examples))
+    assert part is not None
+    one, other = (
+        split_examples(ClassificationTask(), rows, part, groups=[int(e.where) // 4 for e in rows])
+        for rows in (examples, shuffled)
+    )
+    assert {e.where for e in one.dev} == {e.where for e in other.dev}
+
+
 def test_a_single_group_cannot_be_split():
     with pytest.raises(DataError) as caught:
         split_examples(ClassificationTask(), texts(["a", "b"]), FIFTH, groups=[1, 1])

@@ -136,7 +136,7 @@ def split_examples(
     units: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         units.setdefault(key, []).append(index)
-    sides = _deal(task, examples, list(units.values()), dev_part, split.seed)
+    sides, ordered = _deal(task, examples, list(units.values()), dev_part, split.seed)
     moved, dev_side = 0, dev_part.side
     by = f"groups of {split.group!r}" if groups is not None else "different texts or passages"
     of = f"{quantity(len(examples), 'example(s)')} in {len(units):,} {by}"
@@ -146,7 +146,7 @@ def split_examples(
     train = [e for e, side in zip(examples, sides, strict=True) if side != dev_side]
     # Units whose labels the training data would lack move to it.
     train_labels = {*task.labels(train)}
-    for unit in units.values():
+    for unit in ordered:
         if sides[unit[0]] == dev_side and not train_labels.issuperset(
             labels := task.labels([examples[index] for index in unit])
         ):
@@ -172,8 +172,8 @@ def split_examples(
 
 def _deal(
     task: Task[Any, Any], examples: Many[Any], units: Many[list[int]], dev_part: DevPart, seed: int
-) -> list[int]:
-    """Return the side of each example."""
+) -> tuple[list[int], list[list[int]]]:
+    """Return the side of each example, and the units in an order that is not that of the rows."""
     values = [task.stratum(example) for example in examples]
     scores = sorted(value for value in values if isinstance(value, float))
     counts = Counter(label for value in values if isinstance(value, tuple) for label in value)
@@ -191,7 +191,9 @@ def _deal(
         return 0, str(value), ()
 
     strata = [key(value) for value in values]
-    usual = [Counter(strata[index] for index in unit).most_common(1)[0][0] for unit in units]
+    kinds = (Counter(strata[index] for index in unit) for unit in units)
+    # Of several that are most frequent the last by name: the order of the rows must not matter.
+    usual = [max(kind.items(), key=lambda item: (item[1], item[0]))[0] for kind in kinds]
     largest = dict[Any, int]()
     for stratum, unit in zip(usual, units, strict=True):
         largest[stratum] = max(largest.get(stratum, 0), len(unit))
@@ -203,15 +205,16 @@ def _deal(
         large units are last.
         """
         stratum, unit = dealt
-        content = examples_fingerprint(examples[index] for index in unit)
         # By content: another order of the rows gives the same split.
+        content = "".join(sorted(examples_fingerprint([examples[index]]) for index in unit))
         mixed = hashlib.sha256(f"{seed} {content}".encode()).digest()
         return largest[stratum], stratum, -len(unit), mixed
 
     sides, filled, total = [0] * len(examples), [0] * len(dev_part.shares), 0
     # Neighbours are alike: dealt in turn to the side that lacks most, each side gets its share of
     # every kind.
-    for _, unit in sorted(zip(usual, units, strict=True), key=order):
+    ordered = [unit for _, unit in sorted(zip(usual, units, strict=True), key=order)]
+    for unit in ordered:
         total += len(unit)
         lacks = [share * total - size for share, size in zip(dev_part.shares, filled, strict=True)]
         # Rounded, so that sums of shares in floating point do not decide between equal sides.
@@ -219,4 +222,4 @@ def _deal(
         filled[side] += len(unit)
         for row in unit:
             sides[row] = side
-    return sides
+    return sides, ordered
