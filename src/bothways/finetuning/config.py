@@ -226,7 +226,8 @@ class FinetuneConfig:
         """Raise ConfigError for settings of dev data that a run on files does not have."""
         if self.split.group is not None and self.dev_part is None:
             message = "groups the rows for a split, and dev is no share of the training data"
-            raise ConfigError(message, where="split.group", fix="Give dev=0.2, or leave it out.")
+            fix = f"Give {argument(dev='20%')}, or leave it out."
+            raise ConfigError(message, where="split.group", fix=fix)
         if not self.train or self.dev is not None:
             return
         if self.training.early_stopping is not None:

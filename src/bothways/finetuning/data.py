@@ -564,7 +564,8 @@ def read_split(settings: FinetuneConfig, train: Rows | None = None) -> SplitResu
     """
     split = read_examples(settings, train).split
     if split is None:
-        raise ConfigError("is no share of the training data", where="dev", fix="Give dev=0.2.")
+        fix = f"Give {argument(dev='20%')}."
+        raise ConfigError("is no share of the training data", where="dev", fix=fix)
     return split
 
 
