@@ -519,10 +519,17 @@ def test_an_index_belongs_to_its_model(tmp_path, masked):
     assert bothways.search(made, "cat", model=moved) == bothways.search(made, "cat")
     for call in (
         lambda: bothways.search(made, "cat", model=other),
+        lambda: bothways.search(made, "cat", model=bothways.load(other, "embed")),
         lambda: bothways.build_index(["bird"], other, tmp_path / "index", progress=False),
     ):
         with pytest.raises(FolderError, match="is not the model of the index"):
             call()
+    for settings in ({"pooling": "cls"}, {"length": 9}):
+        with pytest.raises(ConfigError, match=r"length=None and \{\}"):
+            made.search("cat", model=bothways.load(masked, "embed", **settings))
+    pooled = bothways.build_index(["cat", "dog"], masked, pooling="cls", length=9, progress=False)
+    hits = pooled.search("dog", model=bothways.load(masked, "embed"))
+    assert hits == pooled.search("dog") != made.search("dog")
     with pytest.raises(ConfigError, match="has its settings already"):
         bothways.build_index(["a"], out=tmp_path / "index", stored="int8", progress=False)
     bothways.build_index(["a"], masked, tmp_path / "bytes", stored="int8", progress=False)

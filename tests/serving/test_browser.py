@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from bothways import build_index
+from bothways import build_index, load
 from bothways.hub.model_folder import load_model
 from bothways.model.heads import LabelHead, TagHead
 from bothways.model.model import Model
@@ -73,9 +73,10 @@ def hostile(folder: Path, kind: str) -> Predictor:
 @pytest.fixture(scope="module")
 def application(folder, predictors, tmp_path_factory) -> App:
     served = {name: predictors[name] for name in NAMES}
+    served["embed"] = load(folder, "embed", length=32, batch_invariant=True)
     served |= {f"hostile-{kind}": hostile(folder, kind) for kind in ("classify", "tag")}
     index = tmp_path_factory.mktemp("place") / "films"
-    build_index([*DOCUMENTS, HOSTILE[0]], folder, index, bm25=True)
+    build_index([*DOCUMENTS, HOSTILE[0]], folder, index, bm25=True, length=32)
     return application_of(served, playground=True, indexes={"films": index})
 
 

@@ -205,7 +205,7 @@ def test_searches_that_would_wait_too_long_are_refused(tmp_path, model, monkeypa
         assert search(client, query="a")["version"] == 1
 
 
-def test_an_index_needs_the_model_that_made_it(tmp_path, model, films, predictors):
+def test_an_index_needs_the_model_that_made_it(tmp_path, model, films):
     make_masked(tmp_path, seed=4)
     indexes = named_indexes([str(films)])
     assert indexes == {"films": str(films)}
@@ -214,7 +214,7 @@ def test_an_index_needs_the_model_that_made_it(tmp_path, model, films, predictor
     with pytest.raises(FolderError, match="which is not among the models that are served"):
         open_app(named_models([f"{tmp_path}/model:embed"]), indexes)
     with pytest.raises(FolderError, match="which is not among the models that are served"):
-        app(predictors["embed"], indexes={"films": films})
+        app(bothways.load(f"{tmp_path}/model", "embed"), indexes={"films": films})
     with pytest.raises(ConfigError, match="made with another length than 9"):
         open_app(served, indexes, length=9)
     with pytest.raises(FolderError, match="is not an index"):

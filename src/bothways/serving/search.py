@@ -8,6 +8,7 @@ search looks whether the index on disk has changed, and then opens it again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence as Many
@@ -19,12 +20,20 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from bothways.core.errors import BothwaysError, ConfigError, FolderError, call
-from bothways.prediction.predictor import rebound, unit
-from bothways.prediction.search.index import DEPTH, RECORD, Hit, Index, Mode, ordered
+from bothways.prediction.predictor import unit
+from bothways.prediction.search.index import (
+    DEPTH,
+    RECORD,
+    Hit,
+    Index,
+    Mode,
+    open_embedder,
+    ordered,
+)
 from bothways.serving import shapes
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.shapes import Answer, Query, Route, vector_width
+from bothways.serving.shapes import Answer, Query, Route
 from bothways.tasks.sentence_embedding.task import PromptedText
 
 _log = logging.getLogger("bothways.serving")
@@ -103,20 +112,18 @@ def open_indexes(
     indexes = {}
     for name, path in folders.items():
         record = (index := Index(path)).record
-        # A predictor that was opened in Python has no digest: it is trusted.
-        fitting = [
-            replace(served, variant=rebound(served.task_model, record.settings, record.length))
-            for served in models
-            if served.kind == "embed" and served.digest in ("", record.digest)
-        ]
-        fitting = [model for model in fitting if vector_width(model) == record.width]
+        if length not in (None, record.length):
+            message = f"the index {name!r} was made with another length than {length}"
+            raise ConfigError(message, where="length", fix="Leave the length out.")
+        fitting = list[ServedModel]()
+        for served in models:
+            with contextlib.suppress(BothwaysError):  # of another model
+                embedder = open_embedder(served.predictor, record)
+                fitting.append(replace(served, variant=embedder.task_model))
         if not fitting:
             message = f"was made by {record.model}, which is not among the models that are served"
             fix = f"Serve it, too: {call('serve', f'{record.model}:embed', index=str(path))}."
             raise FolderError(message, where=path, fix=fix)
-        if length not in (None, record.length):
-            message = f"the index {name!r} was made with another length than {length}"
-            raise ConfigError(message, where="length", fix="Leave the length out.")
         indexes[name] = ServedIndex(name, fitting[0], index)
     return indexes
 

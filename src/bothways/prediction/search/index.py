@@ -36,7 +36,7 @@ from bothways.core.errors import ConfigError, DataError, FolderError, argument, 
 from bothways.core.files import local_path, near_path, read_object
 from bothways.data.tables import given_rows
 from bothways.hub.provenance import digest_of_model
-from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.predictor import Predictor, open_task, rebound
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.search import ranking
 from bothways.tasks.sentence_embedding.vectors import Found, Nearest, dot_products, top_k
@@ -448,19 +448,26 @@ def open_embedder(
     Raises:
         FolderError: it is another model.
         ConfigError: its similarity is neither the cosine nor the dot product, or the predictor is
-            for another task.
+            for another task, has other settings than the index, or has no folder.
     """
     if isinstance(model, Predictor):
         embedder = model
         if (task := model.task_model.task.name) != "embed":
             fix = 'Open the model for vectors: bothways.load(FOLDER, "embed").'
             raise ConfigError(f"is for the task {task}", where="model", fix=fix)
+        if record is not None:
+            name, opened_length, opened = model.opened_from()
+            _check_model(name, record)
+            # Settings that the index does not name are the folder's; prompts are its own.
+            others = opened.keys() - record.settings.keys() - {"prompts", "prompt_name", "prompt"}
+            if others or opened_length not in (None, record.length):
+                message = "was opened with another length or other settings than the index has"
+                fix = f"Open it with length={record.length} and {dict(record.settings)}."
+                raise ConfigError(message, where="model", fix=fix)
+            embedder = Predictor(rebound(model.task_model, record.settings, record.length))
     else:
         if record is not None:
-            if digest_of_model(model, whole=True) != record.digest:
-                message = f"is not the model of the index, which was made by {record.model}"
-                fix = "Name that model, or build the index again with this one."
-                raise FolderError(message, where=model, fix=fix)
+            _check_model(model, record)
             length, settings = record.length, record.settings
         embedder = open_task(
             model, "embed", length=length, precision=precision, device=device,
@@ -471,6 +478,14 @@ def open_embedder(
         fix = "An index has cosines or dot products: choose a model with one of them."
         raise ConfigError(message, where="model", fix=fix)
     return embedder
+
+
+def _check_model(name: str, record: IndexRecord) -> None:
+    """Raise FolderError if a model is not that of an index."""
+    if digest_of_model(name, whole=True) != record.digest:
+        message = f"is not the model of the index, which was made by {record.model}"
+        fix = "Name that model, or build the index again with this one."
+        raise FolderError(message, where=name, fix=fix)
 
 
 def ordered(hits: Many[Hit], scores: Iterable[float]) -> list[Hit]:
