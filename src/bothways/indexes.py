@@ -108,8 +108,7 @@ def build_index(  # noqa: PLR0913 – one option per question
         settings = dict(own)
     else:
         name = str(old.model if model is None and old is not None else model)
-    # An index that exists opens the model with its own settings.
-    opened = model if isinstance(model, Predictor) and old is None else name
+    opened = model if isinstance(model, Predictor) else name
     embedder = open_embedder(opened, old, length, precision, device, settings)
     task: Any = embedder.task_model.task
     normalised = embedder.similarity_name == "cosine"

@@ -525,8 +525,11 @@ def test_an_index_belongs_to_its_model(tmp_path, masked):
         with pytest.raises(FolderError, match="is not the model of the index"):
             call()
     for settings in ({"pooling": "cls"}, {"length": 9}):
+        embedder = bothways.load(masked, "embed", **settings)
         with pytest.raises(ConfigError, match=r"length=None and \{\}"):
-            made.search("cat", model=bothways.load(masked, "embed", **settings))
+            made.search("cat", model=embedder)
+        with pytest.raises(ConfigError, match=r"length=None and \{\}"):
+            bothways.build_index(["bird"], embedder, tmp_path / "index", progress=False)
     pooled = bothways.build_index(["cat", "dog"], masked, pooling="cls", length=9, progress=False)
     hits = pooled.search("dog", model=bothways.load(masked, "embed"))
     assert hits == pooled.search("dog") != made.search("dog")
