@@ -279,7 +279,7 @@ def mine(  # noqa: PLR0913 – one option per question
         progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.
 
     Raises:
-        DataError: the pairs cannot be read, or a row has no positive.
+        DataError: the pairs cannot be read, or a row has no positive, or a score.
         FolderError: the index is damaged, or was made by another model.
         ConfigError: a setting contradicts another one, or the index was built without BM25.
         ResourceError: the unfinished file belongs to other settings.
@@ -334,7 +334,7 @@ def _read_pairs(pairs: Any) -> Iterator[VectorExample]:
     """Yield the examples of a source or of rows.
 
     Raises:
-        DataError: a row has no positive, or another row than the first has another form.
+        DataError: a row has no positive, or a score, or another form than the first row.
     """
     from bothways.tasks.columns import UnclearColumnError
     from bothways.tasks.sentence_embedding.examples import VectorExample
@@ -350,6 +350,10 @@ def _read_pairs(pairs: Any) -> Iterator[VectorExample]:
             if not isinstance(example, VectorExample) or example.text_b is None:
                 fix = "Give a column with a text that answers it, such as positive."
                 raise DataError("has no positive", where=example.where, fix=fix)
+            if example.label is not None or example.scores:
+                message = "has a score, and each second text is taken for a positive"
+                fix = "Keep the pairs that belong together, without their scores."
+                raise DataError(message, where=example.where, fix=fix)
             yield example
     except UnclearColumnError as error:
         raise error.unnamed from None  # no option and no argument names a column

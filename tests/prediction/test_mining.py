@@ -71,6 +71,15 @@ def test_negatives_are_those_of_a_search_by_hand(settings, index, folder, tmp_pa
     assert done.negatives == sum(len(line["negative"]) for line in lines(done.file))
 
 
+def test_negatives_that_a_row_has_are_not_found_again(index, tmp_path):
+    [plain], out = pairs(1), tmp_path / "out.jsonl"
+    bothways.mine([plain], index, out, margin=None, progress=False)
+    found = lines(out)[0]["negative"]
+    bothways.mine([{**plain, "negative": found[:2]}], index, out, margin=None, progress=False)
+    negatives = lines(out)[0]["negative"]
+    assert (negatives[:3], len({*negatives})) == (found, 5)
+
+
 def test_random_ones_and_those_of_bm25_are_no_positives(index, tmp_path):
     rows = pairs(6)
     for name, options in (
@@ -162,6 +171,8 @@ def test_the_command_trains_what_it_mines(index, folder, tmp_path, capsys):
     ("rows", "options", "error", "where"),
     [
         ([{"text": "good film", "label": "a"}], {}, DataError, "pair 1"),
+        ([{**pairs(1)[0], "score": 0.1}], {}, DataError, "pair 1"),
+        ([{**pairs(1)[0], "negative": "a", "scores": [3, 1]}], {}, DataError, "pair 1"),
         ([], {}, DataError, "pairs"),
         ([None], {}, DataError, "pair 1"),
         (pairs(2), {"negatives": 0}, ConfigError, "negatives"),

@@ -127,9 +127,12 @@ def mine_window(
     positives = [[*example.all_texts[1 : 2 + len(example.positives)]] for example in examples]
     vectors = embed_documents([text for texts in positives for text in texts])
     ends = np.cumsum([len(texts) for texts in positives])
-    positive_keys = [answers[example.text] | {text_key(example.text)} for example in examples]
-    # Positives are dropped from the ranking: so many more are searched for.
-    depth = mining.depth + max(map(len, positive_keys))
+    # Positives and the negatives that a row has are dropped: so many more are searched for.
+    known = [
+        answers[example.text] | {*map(text_key, (example.text, *example.negatives))}
+        for example in examples
+    ]
+    depth = mining.depth + max(map(len, known))
     nearest = index.nearest(queries, depth) if mining.mode == "vectors" else None
     for number, (example, query) in enumerate(zip(examples, queries, strict=True)):
         anchor = example.text
@@ -141,7 +144,7 @@ def mine_window(
             scores = index.vectors[rows] @ query
         else:
             scores, rows = (array[number] for array in nearest)
-        bar, seen = mining.bar(positive), positive_keys[number]
+        bar, seen = mining.bar(positive), known[number]
         near, far = scores > bar, scores <= bar
         likely: list[dict[str, Any]] = [
             {
