@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 from pathlib import Path
@@ -18,6 +19,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.data import label
 from bothways.finetuning.distillation import with_guide_vectors
 from bothways.hub.model_folder import load_model
+from bothways.tasks.sentence_embedding.examples import POSITIVES, QUERIES
 from bothways.tasks.sentence_embedding.losses import (
     CosineRegression,
     InBatchSoftmax,
@@ -265,6 +267,8 @@ def test_columns_are_found_by_their_names():
     row = {"query": "a", "pos": ["b", "c"], "neg": ["d"]}
     example = task.example(row)
     assert example.all_texts == ("a", "b", "c", "d")
+    for names in itertools.product(QUERIES, POSITIVES):
+        assert task.example(dict(zip(names, "ab", strict=True))).all_texts == ("a", "b"), names
     several = task.example({"anchor": "a", "positive": "b", "negative_2": "d", "negative_1": "c"})
     assert several.negatives == ("c", "d")
     with pytest.raises(DataError, match="empty list"):

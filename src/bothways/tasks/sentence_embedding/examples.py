@@ -205,7 +205,7 @@ class EmbedColumns(TextColumns):
 COLUMNS = (
     tables.Column(
         "text", "text", (*QUERIES, *TEXTS), companion="text_b",
-        pairs=[*itertools.product((*QUERIES, "text"), POSITIVES), *PAIRS],
+        pairs=[*dict.fromkeys([*itertools.product((*QUERIES, "text"), POSITIVES), *PAIRS])],
     ),
     tables.Column(
         "negatives", "negatives", NEGATIVES, numbered=re.compile(r"(hard_)?neg(ative)?s?_?\d+"),
