@@ -149,6 +149,9 @@ def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made):
         message = rf"^layers: the model has layers 0 \(the embeddings\) to 2, .* not {layer}"
         with pytest.raises(ConfigError, match=message):
             SentenceEmbeddingTask(layers=(-1, layer)).bind(model, tokenizer, (), 24)
+    width = model.config.width
+    with pytest.raises(ConfigError, match=rf"^widths: must be at most {width}, .* not {width + 1}"):
+        SentenceEmbeddingTask(widths=(8, width + 1)).bind(model, tokenizer, (), 24)
     with pytest.raises(ConfigError, match=r"^layers: must name at least one layer"):
         SentenceEmbeddingTask(layers=())
     with pytest.raises(ConfigError, match=r"^components: must be at least 1, not 0"):

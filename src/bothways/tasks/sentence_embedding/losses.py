@@ -316,7 +316,7 @@ def at_widths(
         widths: the numbers of components; none for all components.
         weights: the weight of each; none for equal ones.
     """
-    chosen = [min(width, vectors.shape[-1]) for width in widths] or [vectors.shape[-1]]
+    chosen = widths or (vectors.shape[-1],)
     shares = weights or (1.0,) * len(chosen)
     pairs = zip(shares, chosen, strict=True)
     losses = torch.stack([share * loss(vectors[:, :width], texts) for share, width in pairs])

@@ -407,14 +407,18 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         """Bind the task to any model.
 
         Raises:
-            ConfigError: a layer that the model does not have, or pooled vectors that its Dense
-                layers do not read.
+            ConfigError: a layer that the model does not have, pooled vectors that its Dense layers
+                do not read, or more of `widths` than components.
         """
         projection, width = projection_of(model), self.pooled_width(model)
         if projection is not None and projection.inputs != width:
             message = f"gives {width} components, and the folder's Dense layer reads "
             fix = "Leave out pooling, layers and combine."
             raise ConfigError(f"{message}{projection.inputs}", where="pooling", fix=fix)
+        outputs = width if projection is None else projection.outputs
+        if (widest := max(self.widths, default=0)) > outputs:
+            message = f"must be at most {outputs}, the components of a vector, not {widest}"
+            raise ConfigError(message, where="widths", fix="Leave it out.")
         depth = model.config.depth
         unknown_layers = [layer for layer in self.layers if not -depth - 1 <= layer <= depth]
         if unknown_layers:
