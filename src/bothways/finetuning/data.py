@@ -359,13 +359,15 @@ def read_examples(
     findings: list[Finding] = []
     for name, rows in sources.items():
         group = settings.split.group if name == "train" else None
-        rows_read = read_rows(rows, task, name, progress, group=group)
-        examples[name], task = rows_read.examples, rows_read.task
+        named = settings.task.columns
+        rows_read = read_rows(rows, task, name, progress, group=group, named=named)
+        examples[name] = rows_read.examples
         if not rows_read.examples:
             fix = "Give at least one example."
             raise DataError("there is no example", where=f"{name} rows", fix=fix)
         if name != "train":
             continue
+        task = rows_read.task
         if share is None:  # for the dev data; else `examine` adapts it
             task = task.adapted(rows_read.examples)
         groups = rows_read.groups if group is not None else None
@@ -410,12 +412,15 @@ def read_rows(
     *,
     labelled: bool = True,
     group: str | None = None,
+    named: Any = None,
 ) -> RowsRead:
     """Read the examples of a file, a Hub data set, or rows in memory.
 
     Args:
         name: name of rows in memory in messages, such as "train".
         group: the column of the groups; None for none.
+        named: the columns that the user names; a table that lacks further ones of the task, such as
+            dev data of another form, has its own guessed. None: those of the task.
     """
 
     selected = set[Any]()
@@ -449,6 +454,7 @@ def read_rows(
         if name == "train" and len(selected) == 1:
             task = task.with_columns(*selected)
     else:
+        columns = columns if named is None or not isinstance(task, TableTask) else named
         reading, location = task.read(str(rows), columns, labelled=labelled), str(rows)
         progress.stage(f"reading {rows}", None if reading.share is None else 1.0)
         items: Iterable[Any] = reading.examples
@@ -548,9 +554,9 @@ def _fingerprints(
     task: Trainable, sources: tuple[tuple[str, str], ...], *written: tuple[int, int] | None
 ) -> dict[str, str]:
     """Read the data once for the runs of a series, unless a file changes."""
-    result = {}
+    result, named = {}, task.columns
     for name, source in sources:
-        rows = read_rows(source, task, name)
+        rows = read_rows(source, task, name, named=named)
         task, result[name] = rows.task, base.examples_fingerprint(rows.examples)
     return result
 
