@@ -33,7 +33,7 @@ from bothways.tasks.sentence_embedding.vectors import retrieval
 from bothways.training.loop import VectorStep
 from bothways.training.parallel import Plan
 from spread import in_turn
-from toy_folder import BAD, FILLERS, GOOD, make_folder
+from toy_folder import BAD, FILLERS, GOOD, make_folder, make_sentence_encoder
 from toy_training import enter_ranks, equal, on_ranks
 
 FAST: dict[str, Any] = {"device": "cpu", "lr": 3e-3, "batch": 16, "length": 16}
@@ -224,6 +224,20 @@ def test_dev_data_of_another_form_decides_the_metric(model, tmp_path):
     assert found.keys() == {"ndcg@10", "mrr@10", "map"}
 
 
+def test_dev_files_have_columns_of_their_own_unless_these_are_named(model, tmp_path):
+    files = [tmp_path / name for name in ("pairs.jsonl", "scored.jsonl")]
+    for file, rows in zip(files, (pairs(8, 0), scored(8, 1)), strict=True):
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = pairs(1, 0)[0].keys()
+    options = {**FAST, "until": "1 steps"}
+    result = bothways.finetune(model, *files, "embed", **options)
+    assert "spearman" in result.metrics
+    assert {result.task_model.task.columns.text, result.task_model.task.columns.text_b} == {*names}
+    text, text_b = names
+    with pytest.raises(DataError, match=f"has no column '{text}'"):
+        bothways.finetune(model, *files, "embed", text=text, text_b=text_b, **options)
+
+
 def test_a_batch_of_one_has_nothing_to_compare(model):
     options = {**FAST, "batch": 1, "until": "1 steps"}
     with pytest.raises(ConfigError, match="has one") as caught:
@@ -232,6 +246,18 @@ def test_a_batch_of_one_has_nothing_to_compare(model):
     # This loss compares the documents of an example.
     task = SentenceEmbeddingTask(loss=TeacherKL())
     bothways.finetune(model, taught(8, 0), None, task, **options)
+
+
+def test_settings_of_a_folder_are_kept_and_told(tmp_path):
+    folder = make_sentence_encoder(tmp_path / "folder")
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps({**json.loads(file.read_text("utf8")), "truncate_dim": 8}), "utf8")
+    task = SentenceEmbeddingTask(pooling="cls")
+    result = bothways.finetune(folder, pairs(8, 0), None, task, until="1 steps", **FAST)
+    trained = result.task_model.task
+    assert (trained.pooling, trained.normalised, trained.components) == ("cls", True, 8)
+    [note] = [str(f) for f in result.findings if "as in the folder" in str(f)]
+    assert ("normalised = True, components = 8" in note, "pooling" in note) == (True, False)
 
 
 def test_prompts_go_by_the_side_of_a_text(model):

@@ -172,7 +172,7 @@ def prepare_run(
         model, tokenizer, read = loaded.model, loaded.tokenizer, loaded.extra.get("tokens")
         tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
         if isinstance(task, SentenceEmbeddingTask):
-            task = continued(task, loaded.folder, model)
+            task, findings = continued(task, loaded.folder, model)
         data = labelled.examine(
             task, tokenizer, examples["train"], examples.get("dev", []), settings.length,
             model.config.max_positions, progress,
@@ -186,7 +186,7 @@ def prepare_run(
         fresh, location = loaded.report.fresh_heads, loaded.folder
         unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
         checks = check_model(model.config, tokenizer, data.length)
-        findings = [*inputs.findings, *checks, *data.findings]
+        findings += [*inputs.findings, *checks, *data.findings]
         names, split = {**settings.sources, "unlabelled": str(source)}, inputs.split
     if settings.few_shot is not None:
         model, fresh, unpooled = with_vector_head(model, location), ("labels",), set()
