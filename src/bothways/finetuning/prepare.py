@@ -303,7 +303,7 @@ def remarks(run: PreparedRun) -> list[str]:
     if not run.sources:
         return lines
     settings, data = run.settings, run.data
-    columns = data.task.columns  # type: ignore[attr-defined]
+    columns = data.task.columns
     if columns != settings.task.columns:
         lines.append(f"note: the columns are guessed: {columns}")
     for name, value in vars(data.task).items():

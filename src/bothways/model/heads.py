@@ -263,6 +263,9 @@ class HeadValue:
     of_sequences: ClassVar[bool] = False
     """Whether it returns a row for each sequence, not for each token."""
 
+    of_vocabulary: ClassVar[bool] = False
+    """Whether it has an output for each token of the vocabulary."""
+
     reads_batch: ClassVar[bool] = True
     """Whether `Model.outputs` computes it; one that reads more is called by its task model."""
 
@@ -307,6 +310,7 @@ class MaskedHead(HeadValue):
 
     kind: Literal["masked"] = "masked"
     title: ClassVar[str] = "masked LM head"
+    of_vocabulary: ClassVar[bool] = True
     suffix: ClassVar[str | None] = "ForMaskedLM"
 
     def build(self, config: EncoderConfig) -> nn.Module:
@@ -448,6 +452,7 @@ class NextTokenHead(HeadValue):
 
     kind: Literal["causal"] = "causal"
     title: ClassVar[str] = "next-token head"
+    of_vocabulary: ClassVar[bool] = True
     suffix: ClassVar[str | None] = "LMHeadModel"
 
     def build(self, config: EncoderConfig) -> nn.Module:

@@ -23,9 +23,6 @@ from bothways.model.heads import Head, token_head
 from bothways.model.model import Model
 from bothways.training.meter import EvaluationScores
 
-PREDICTING = frozenset({"masked", "causal"})
-"""The kinds of heads that predict tokens from the whole vocabulary."""
-
 
 class ModelSpec(NamedTuple):
     """A model to build: the shape of its encoder and its heads."""

@@ -349,7 +349,7 @@ def _pair_measure(
     model: Model, tokenizer: Tokenizer, length: int, pairs: list[TextExample]
 ) -> Measure:
     """Return a function that computes the accuracy on minimal pairs by the head of tokens."""
-    if not {"masked", "causal"} & {*model.heads}:
+    if not any(head.of_vocabulary for head in model.specification):
         message = "has minimal pairs, which need a model that predicts tokens"
         fix = "Give a labelled table, or another objective."
         raise ConfigError(message, where="probes", fix=fix)

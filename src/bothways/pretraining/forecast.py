@@ -32,7 +32,7 @@ from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.objectives import distillation
 from bothways.objectives.gpt_bert import GPTBERT
-from bothways.objectives.objective import PREDICTING, Objective
+from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.span_boundary import OFFSET_WIDTH, MaskedLMSpanBoundary
 from bothways.pretraining.config import PretrainConfig
@@ -106,8 +106,7 @@ def _loss_floats(settings: PretrainConfig) -> step_cost.LossFloats:
         objective = dataclasses.replace(objective, causal=most)
     predictions = 2 * predicted_share(objective) * encoder.vocab
     if not isinstance(objective, distillation.Distillation):
-        kinds = [{head.kind for head in spec.heads} for spec in specs.values()]
-        predicting = sum(not of_model.isdisjoint(PREDICTING) for of_model in kinds)
+        predicting = sum(any(h.of_vocabulary for h in spec.heads) for spec in specs.values())
         return step_cost.LossFloats(predictions * predicting)
     rate = 0.0 if objective.masking is None else objective.masking.rate
     width, losses = specs["teacher"].encoder.width, {type(loss) for loss in objective.losses}

@@ -129,7 +129,7 @@ class App:
         for model in self.models:
             try:
                 # A long one, so that the first request finds memory and kernels ready.
-                examples = model.examples([model.long_input(self.limits)], self.limits)
+                examples = model.examples(model.long_inputs(self.limits), self.limits)
                 encoded, answer = model.encode(examples), loop.create_future()
                 self.batcher.submit(Ticket(model, examples, encoded, math.inf, answer))
                 await answer

@@ -27,7 +27,7 @@ from bothways.prediction.engine import (
     predict_sequences,
 )
 from bothways.serving.errors import Limits, RequestError, retry_after
-from bothways.serving.models import OVER_THE_VOCABULARY, ServedModel
+from bothways.serving.models import ServedModel
 from bothways.tasks.base import EncodedExample
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Ticket:
     outputs: dict[int, dict[int, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        is_batch = self.model.reads_vocabulary
         for n, item in enumerate(self.encoded):
             if isinstance(item, ModelJob):
                 self.tokens += item.tokens
@@ -95,7 +96,7 @@ class Ticket:
             lengths = list(map(len, item.sequences))
             self.tokens += sum(lengths)
             # No sequences at all, such as a query without documents: there is still an answer.
-            if self.model.kind in OVER_THE_VOCABULARY or not lengths:
+            if is_batch or not lengths:
                 self.units.append(Unit(self, n, None, sum(lengths)))
             else:
                 self.units.extend(Unit(self, n, k, size) for k, size in enumerate(lengths))

@@ -490,8 +490,6 @@ class ServerInfo(TypedDict):
 
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
-_WINDOWS = ("tag", "answer", "likelihood", "prefer")
-"""Tasks that read long texts in windows, of those without the setting `long_texts`."""
 
 
 def info(models: Models) -> ServerInfo:
@@ -499,7 +497,6 @@ def info(models: Models) -> ServerInfo:
     described, limits = list[ModelInfo](), models.limits
     for model in models:
         task, tokenizer = model.task_model.task, model.task_model.tokenizer
-        long_texts = "windows" if model.kind in _WINDOWS else "truncate"
         model_info: ModelInfo = {
             "name": model.name,
             "task": model.kind,
@@ -509,11 +506,11 @@ def info(models: Models) -> ServerInfo:
             "since": model.created,
             "digest": model.digest or None,
             "facts": dict(model.facts),
-            "pairs": getattr(getattr(task, "columns", None), "text_b", None) is not None,
+            "pairs": getattr(task.columns, "text_b", None) is not None,
             "layers": model.task_model.model.config.depth,
             "mask": tokenizer.token(tokenizer.specials.mask),
             "specials": {"single": tokenizer.template.single, "pair": tokenizer.template.pair},
-            "long_texts": getattr(task, "long_texts", long_texts),
+            "long_texts": task.long_texts,
         }
         if isinstance(task, SentenceEmbeddingTask):
             model_info["prompts"] = list(task.prompts)

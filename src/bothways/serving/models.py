@@ -16,8 +16,6 @@ from bothways.tasks.base import EncodedExample, Task, TaskModel, did_you_mean
 if TYPE_CHECKING:
     from bothways.serving.search import ServedIndex
 
-OVER_THE_VOCABULARY = ("fill", "likelihood", "prefer")
-"""Tasks whose products with the vocabulary are not batch-invariant: an example is a batch."""
 CHUNK_CHARACTERS = 32_000
 """Characters that are tokenized before other requests have their turn: some 20 ms."""
 
@@ -62,19 +60,34 @@ class ServedModel:
         """The kind of the task, such as "classify"."""
         return self.task_model.task.name
 
-    def long_input(self, limits: Limits) -> Any:
-        """Return an input of the task with a text as long as the model reads, within a limit."""
-        tokenizer = self.task_model.tokenizer
+    @property
+    def reads_vocabulary(self) -> bool:
+        """Whether its head has an output for each token of the vocabulary.
+
+        The products of such a head are not batch-invariant: an example is a batch.
+        """
+        heads = self.task_model.task.heads(self.task_model.labels, None)
+        return any(head.of_vocabulary for head in heads)
+
+    @property
+    def example_inputs(self) -> Any:
+        """The example of `inputs` of a request, with the mask of this model's tokenizer."""
+        tokenizer, value = self.task_model.tokenizer, self.task_model.task.example_input
+        mask = tokenizer.token(tokenizer.specials.mask)
+        return value.replace("[MASK]", mask) if isinstance(value, str) else value
+
+    def long_inputs(self, limits: Limits) -> list[Any]:
+        """Return the example with texts as long as the model reads, within a limit."""
         long = "a " * min(self.task_model.length, limits.text_characters // 4)
-        inputs: dict[str, Any] = {
-            "answer": ("a", long),
-            "fill": tokenizer.token(tokenizer.specials.mask),
-            "likelihood": "a",
-            "prefer": ("a", "a"),
-            "rerank": ("a", long),
-            "choice": {"context": "a", "endings": ["a", "a"]},
-        }
-        return inputs.get(self.kind, long)
+        match self.example_inputs:
+            case inputs if self.reads_vocabulary:  # a long text would take a pass for each token
+                return inputs if isinstance(inputs, list) else [inputs]
+            case [[query, _]]:
+                return [[query, long]]
+            case dict() as row:
+                return [{key: long if isinstance(x, str) else x for key, x in row.items()}]
+            case _:
+                return [long]
 
     def examples(self, inputs: Many[Any], limits: Limits) -> list[Any]:
         """Return the examples in the inputs of a request.

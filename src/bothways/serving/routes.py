@@ -150,11 +150,7 @@ def _post(
 ) -> dict[str, Any]:
     example, names = dict(route.example), [model.name for model in fitting]
     if example.get("inputs", "") is None:
-        task, tokenizer = fitting[0].task_model.task, fitting[0].task_model.tokenizer
-        value = task.example_input
-        if task.name == "fill":
-            value = f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
-        example["inputs"] = value
+        example["inputs"] = fitting[0].example_inputs
     if path == "/search":
         example["index"] = next(iter(models.indexes))
     routes = [route]

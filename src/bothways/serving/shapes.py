@@ -316,7 +316,7 @@ class Route:
         answer: type of an answer.
         summary: one line.
         kinds: tasks of models that answer; empty for all.
-        example: a request; None as `inputs` is the `example_input` of the task.
+        example: a request; None as `inputs` is the `example_inputs` of the model.
         computes: False for an answer that needs no model, and has no numbers of its computation.
     """
 

@@ -150,6 +150,11 @@ class Reading(Generic[E]):
 class Task(Generic[E, P]):
     """A task without a model. Subclasses are frozen dataclasses whose last field is `kind`.
 
+    Attributes:
+        columns: the columns that are read; None for a task that names none.
+        long_texts: what is done with longer texts than the model reads: "truncate", "windows", or
+            a setting of the task.
+
     Class attributes:
         aliases: common names of the task, among them the pipelines of transformers; "ner pos".
         metric: the metric that selects the best weights by default.
@@ -161,9 +166,14 @@ class Task(Generic[E, P]):
             where it cannot; "{needed}" is the length that holds nearly all texts, "{limit}"
             for the maximum length of the model.
         problem: the `problem_type` of transformers, for tasks that share the label head.
-        example_input: an input as a predictor takes it, for the OpenAPI document.
+        example_input: the inputs of a request, for the OpenAPI document and to warm a server up;
+            "[MASK]" is the mask of the model's tokenizer.
         model_class: the class that binds the task to a model.
     """
+
+    kind: str
+    columns: Any = None
+    long_texts: str = "truncate"
 
     aliases: ClassVar[str] = ""
     metric: ClassVar[str] = ""
@@ -374,7 +384,7 @@ class Task(Generic[E, P]):
     @property
     def name(self) -> str:
         """The kind of the task."""
-        return str(self.kind)  # type: ignore[attr-defined]
+        return self.kind
 
 
 Scale = Literal["classes", "labels", "number", "choices", "span"]

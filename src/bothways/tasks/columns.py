@@ -510,7 +510,7 @@ def _changed(columns: Any) -> dict[str, Any]:
 
 def guess_note(source: str, reading: Reading[Any], task: Any, requested: Any) -> str | None:
     """Return the note on columns of a file that were guessed, if they differ from training."""
-    columns = getattr(reading.task, "columns", None)
+    columns = reading.task.columns
     if columns is None or is_stream(source) or ".txt" in Path(source).suffixes:
         return None
     known = [vars(requested or type(columns)()), vars(task.columns)]

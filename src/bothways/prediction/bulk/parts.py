@@ -293,7 +293,7 @@ def read_parts(
     if empty:  # as engines write for empty partitions
         return
     reading = task.read(name, request.columns(task), labelled=False)
-    columns = getattr(reading.task, "columns", None)
+    columns = reading.task.columns
     vectors = task.name == "embed" and request.form in ("npy", "parquet")
     if vectors and isinstance(columns, TextColumns) and columns.text_b is not None:
         # A row has room for one vector: the second would be lost.

@@ -193,6 +193,7 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
 
     model_class = MaskFiller
     aliases = "fill-mask mask-filling mlm"
+    example_input = "the cat [MASK] here"
 
     top: int = 5
     kind: Literal["fill"] = "fill"
@@ -340,6 +341,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     metric = "pseudo_perplexity"
     metrics = base.directions(lowest="pseudo_perplexity")
     window = 256
+    long_texts = "windows"
 
     variant: Variant = "original"
     kind: Literal["likelihood"] = "likelihood"
@@ -472,6 +474,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     metric = "accuracy"
     metrics = base.directions("accuracy")
     window = 128
+    long_texts = "windows"
     example_input: ClassVar[Any] = [["the cats sleep", "the cats sleeps"]]
     model_class = PairScorer
     check_binding = check_direction

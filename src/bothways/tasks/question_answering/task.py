@@ -175,6 +175,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     metrics = base.directions("f1", "em", "f1_best")
     length = 384
     window = 1024
+    long_texts = "windows"
     example_input: ClassVar[Any] = {
         "question": "Who wrote it?",
         "context": "Ada Lovelace wrote it in 1843.",

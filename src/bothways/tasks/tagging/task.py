@@ -123,6 +123,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     aliases = "entities named-entity-recognition ner pos tagging token-classification"
     model_class = Tagger
     metric = "f1"
+    long_texts = "windows"
 
     columns: TagColumns = TagColumns()
     scheme: schemes.Scheme = "auto"
