@@ -7,20 +7,20 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bothways.core.config.values import checked, require_at_least, require_choice
 from bothways.core.errors import ConfigError, DataError, argument, require
 from bothways.core.files import check_output_path, local_path, require_text
 from bothways.core.progress import Progress, shown_progress
 from bothways.core.terminal import listed
+from bothways.prediction import PredictPrecision
+from bothways.prediction.search import CandidateChoice, MiningMode, Mode, Stored
 
 if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
-    from bothways.prediction.prepared_model import PredictPrecision
-    from bothways.prediction.search.index import Index, Mode
+    from bothways.prediction.search.index import Index
     from bothways.prediction.search.mining import MiningReport
-    from bothways.prediction.search.ranking import Stored
     from bothways.tasks.sentence_embedding.examples import VectorExample
 
 
@@ -84,7 +84,6 @@ def build_index(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.search.change import change_index
     from bothways.prediction.search.index import RECORD, Index, IndexRecord, open_embedder
-    from bothways.prediction.search.ranking import Stored
 
     if stored is not None:
         require_choice(Stored, "stored", stored)
@@ -248,8 +247,8 @@ def mine(  # noqa: PLR0913 – one option per question
     depth: int = 100,
     margin: float | None = 0.05,
     absolute_margin: float | None = None,
-    choose: Literal["best", "random"] = "best",
-    mode: Literal["vectors", "bm25"] = "vectors",
+    choose: CandidateChoice = "best",
+    mode: MiningMode = "vectors",
     seed: int = 0,
     model: str | Path | None = None,
     precision: PredictPrecision = "fp32",

@@ -11,18 +11,16 @@ from bothways.core.config.values import checked, require_at_least, require_choic
 from bothways.core.errors import ConfigError, DataError, argument, require
 from bothways.core.files import check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
+from bothways.prediction import Format, PartFormat, PredictPrecision, Runtime
 
 if TYPE_CHECKING:
     from bothways.hub.model_folder import PretrainedModel
     from bothways.model.heads import Head
     from bothways.prediction.analysis.calibrate import CalibrationResult
     from bothways.prediction.analysis.evaluation import Evaluation, EvaluationData
-    from bothways.prediction.bulk.parts import PartFormat
     from bothways.prediction.bulk.run import BulkResult
-    from bothways.prediction.export.folder import ExportResult, Format
+    from bothways.prediction.export.folder import ExportResult
     from bothways.prediction.predictor import Predictor
-    from bothways.prediction.prepared_model import PredictPrecision
-    from bothways.prediction.session_model import Runtime
     from bothways.tasks.sentence_embedding.vectors import VectorType
 
 
@@ -87,9 +85,6 @@ def load(
 
 def _require_choices(precision: str, runtime: str) -> None:
     """Raise ConfigError for a precision or a runtime that there is not."""
-    from bothways.prediction.prepared_model import PredictPrecision
-    from bothways.prediction.session_model import Runtime
-
     require_choice(PredictPrecision, "precision", precision)
     require_choice(Runtime, "runtime", runtime)
 

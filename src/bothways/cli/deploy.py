@@ -18,7 +18,9 @@ from bothways.core.errors import ConfigError, FolderError, require
 from bothways.core.files import check_not_input
 from bothways.core.progress import terminal_progress
 from bothways.core.terminal import listed, quantity, write_stderr
+from bothways.hub.convert import ModelPart
 from bothways.hub.resolve import resolve_run
+from bothways.prediction import Format
 
 
 def convert(
@@ -26,7 +28,7 @@ def convert(
     /,
     *,
     out: Path,
-    part: Literal["discriminator", "generator"] | None = None,
+    part: ModelPart | None = None,
     vocabulary: Path | None = None,
 ) -> None:
     """Convert a TensorFlow checkpoint to a model folder, or a model to another vocabulary.
@@ -96,7 +98,7 @@ def average(*models: Path, out: Path) -> None:
 def export(
     folder: str,
     *settings: str,
-    to: Literal["onnx", "openvino", "both"] = "onnx",
+    to: Literal[Format, "both"] = "onnx",
     out: Path,
     task: str | None = None,
     length: options.MaxLength = None,

@@ -18,6 +18,7 @@ from bothways.core.errors import require
 from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, say, write_stderr
 from bothways.lab.features import LayerChoice
+from bothways.lab.paper import Scale
 
 if TYPE_CHECKING:
     from bothways.core.report.sections import TableSection
@@ -322,7 +323,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     text: Annotated[list[str], Parameter(consume_multiple=True, negative=())],
     data: str,
     out: Path = Path("reproduced"),
-    scale: Literal["small", "paper"] | None = None,
+    scale: Scale | None = None,
     budget: str | None = None,
     cells: str | None = None,
     tasks: str | None = None,
@@ -380,9 +381,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     from bothways.lab.paper.run import table_cost
     from bothways.training.schedules import duration
 
-    default_scale: Literal["small", "paper"] = (
-        "small" if choose_device(device).type == "cpu" else "paper"
-    )
+    default_scale: Scale = "small" if choose_device(device).type == "cpu" else "paper"
     request = TableRequest(
         table, tuple(text), data, out, scale or default_scale,
         None if budget is None else duration(budget),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 from cyclopts import Parameter
 
@@ -22,6 +22,7 @@ from bothways.core.errors import ConfigError, is_interruption
 from bothways.core.files import is_url
 from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, show_lines, write_stderr
+from bothways.prediction import PredictPrecision
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,7 +39,7 @@ GroupColumn = Annotated[
     ),
 ]
 Precision = Annotated[
-    Literal["auto", "fp32", "bf16", "int8"],
+    PredictPrecision,
     Parameter(
         help="Precision of matrix products: fp32 is equal on every machine; auto is bf16 where the "
         "hardware has it; int8 is faster on a CPU and less exact (see `bothways evaluate`)."

@@ -22,6 +22,8 @@ from bothways.core.files import check_output_path
 from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, quantity, say, write_stderr
 from bothways.data.text_io import STDIN
+from bothways.prediction import PartFormat, Runtime
+from bothways.prediction.search import CandidateChoice, MiningMode, Mode, Stored
 
 if TYPE_CHECKING:
     from bothways.prediction.analysis.evaluation import Evaluation
@@ -43,7 +45,7 @@ class PartOptions:
     """
 
     keep: tuple[str, ...] = ()
-    format: Literal["jsonl", "spans", "parquet", "npy"] | None = None
+    format: PartFormat | None = None
     rows: int = 4096
     rejects: Annotated[bool, Parameter(negative="")] = False
     processes: int | None = None
@@ -65,7 +67,7 @@ def predict(  # noqa: PLR0913 – one option per question
     window: int | None = None,
     precision: options.Precision = "fp32",
     device: options.Device = "auto",
-    runtime: Literal["torch", "onnxruntime", "openvino"] = "torch",
+    runtime: Runtime = "torch",
     parts: PartOptions = PartOptions(),
 ) -> None:
     """Predict: one JSON line for each input, a table, or many files with --out.
@@ -208,7 +210,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     precision: options.Precision = "fp32",
     limit: float | None = None,
     device: options.Device = "auto",
-    runtime: Literal["torch", "onnxruntime", "openvino"] = "torch",
+    runtime: Runtime = "torch",
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss.
 
@@ -314,7 +316,7 @@ def index(  # noqa: PLR0913 – one option per question
     model: str | None = None,
     text: str | None = None,
     id: str | None = None,
-    stored: Literal["fp32", "bf16", "int8", "binary"] | None = None,
+    stored: Stored | None = None,
     bm25: Annotated[bool, Parameter(negative="")] = False,
     graph: Annotated[bool, Parameter(negative="")] = False,
     delete: tuple[str, ...] = (),
@@ -347,7 +349,7 @@ def search(  # noqa: PLR0913 – one option per question
     index: Path,
     *queries: Annotated[str, options.INPUTS],
     top: int = 10,
-    mode: Literal["vectors", "bm25", "hybrid"] = "vectors",
+    mode: Mode = "vectors",
     exact: Annotated[bool, Parameter(negative="")] = False,
     rerank: str | None = None,
     depth: int = 100,
@@ -396,8 +398,8 @@ def mine(  # noqa: PLR0913 – one option per question
     depth: int = 100,
     margin: float | Literal["none"] = 0.05,
     absolute_margin: float | None = None,
-    choose: Literal["best", "random"] = "best",
-    mode: Literal["vectors", "bm25"] = "vectors",
+    choose: CandidateChoice = "best",
+    mode: MiningMode = "vectors",
     seed: int = 0,
     model: str | None = None,
     precision: options.Precision = "fp32",

@@ -49,10 +49,10 @@ from bothways.hub.resolve import portable_name, resolve, resolve_run
 from bothways.hub.static_embedding import static_folder
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
+from bothways.prediction import PredictPrecision
 from bothways.prediction.analysis.report import analyse_encoded, analysis_report, is_analysed
 from bothways.prediction.engine import PredictionCounts
 from bothways.prediction.predictor import Predictor
-from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.base import Direction, Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
 from bothways.training import parallel, run as loop

@@ -31,8 +31,8 @@ from bothways.core.progress import SILENT, Progress
 from bothways.data.tables import TableRow, open_table
 from bothways.data.text_io import COMPRESSED
 from bothways.hub.resolve import is_model_folder, resolve_run
+from bothways.prediction import PredictPrecision
 from bothways.prediction.predictor import Predictor, open_task_model
-from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.masked_lm.task import CompletionTask
 from bothways.tasks.text_task import TextExample
 

@@ -1,1 +1,17 @@
-"""Predictors: prepared models in fp32, bf16 or int8, and exported graphs, for every task."""
+"""Predictors: prepared models in fp32, bf16 or int8, and exported graphs, for every task.
+
+The names that options take are here and in the packages inside, for commands that load no torch.
+"""
+
+from typing import Literal
+
+PredictPrecision = Literal["auto", "fp32", "bf16", "int8"]
+"""Precisions of matrix products; auto is bf16 where the hardware has it."""
+Format = Literal["onnx", "openvino"]
+"""Formats of an exported graph; `session_model.FORMATS` has the runtime of each."""
+GraphRuntime = Literal["onnxruntime", "openvino"]
+"""Runtimes for the graph of an exported folder."""
+Runtime = Literal["torch", GraphRuntime]
+"""Runtimes for a model: this library with torch, or another runtime from an exported folder."""
+PartFormat = Literal["jsonl", "spans", "parquet", "npy"]
+"""Formats of files of predictions."""

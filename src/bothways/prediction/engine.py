@@ -23,7 +23,7 @@ from bothways.core.source import Sequence
 from bothways.core.terminal import quantity
 from bothways.data.loader import in_batches
 from bothways.model.model import Model
-from bothways.prediction import prepared_model
+from bothways.prediction import PredictPrecision, prepared_model
 from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, Task, TaskModel
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ DEFAULT_PREDICT = PredictConfig()
 
 def prepare_task_model(
     task_model: TaskModel[E, P],
-    precision: prepared_model.PredictPrecision = "fp32",
+    precision: PredictPrecision = "fp32",
     *,
     batch_invariant: bool = False,
 ) -> TaskModel[E, P]:

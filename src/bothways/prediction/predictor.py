@@ -43,9 +43,9 @@ from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import PROGRAM, resolve_run
 from bothways.hub.static_embedding import StaticEncoder
-from bothways.prediction import engine
-from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
-from bothways.prediction.session_model import Runtime, SessionModel, open_session, open_static
+from bothways.prediction import PredictPrecision, Runtime, engine
+from bothways.prediction.prepared_model import PreparedModel
+from bothways.prediction.session_model import SessionModel, open_session, open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import ALL_TASKS, TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import NEEDS_ENTAILMENT, ClassificationTask

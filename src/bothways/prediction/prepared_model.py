@@ -35,9 +35,8 @@ from bothways.model.kernels.library import HEAD_STEP, Feature, multiplies
 from bothways.model.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
 from bothways.model.model import Encoder, Hidden, Model, spread
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
+from bothways.prediction import PredictPrecision
 
-PredictPrecision = devices.Precision | Literal["int8"]
-"""The precision of matrix products in predictions."""
 GraphPrecision = Literal["fp32", "int8"]
 """The precision of an exported graph."""
 PackLayer = Callable[[nn.Linear], nn.Module]

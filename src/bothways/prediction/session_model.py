@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,28 +29,16 @@ from bothways.hub.resolve import PROGRAM, resolve
 from bothways.hub.static_embedding import TABLE, read_static, static_folder
 from bothways.hub.weight_files import LoadReport
 from bothways.model.config import EncoderConfig
+from bothways.model.heads import HEADS
 from bothways.model.model import Hidden
+from bothways.prediction import Format, GraphRuntime
 from bothways.prediction.prepared_model import GraphPrecision, UnpackedModel
 
 Arrays = Mapping[str, NDArray[np.int64]]
 Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
 """Computes all outputs from the inputs, both by name."""
-GraphRuntime = Literal["onnxruntime", "openvino"]
-"""Runtimes for the graph of an exported folder."""
-Runtime = Literal["torch"] | GraphRuntime
-"""Runtimes for a model: this library with torch, or another runtime from an exported folder."""
 HEAD = "bothways.head"
 """The key of the head's kind in the metadata of a graph."""
-FILES: Mapping[GraphRuntime, Mapping[GraphPrecision, str]] = {
-    "onnxruntime": {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"},
-    "openvino": {
-        "fp32": "openvino/openvino_model.xml",
-        "int8": "openvino/openvino_model_qint8_quantized.xml",
-    },
-}
-"""The file of each precision in an exported folder, where other programs look for it."""
-POOLED = ("labels", "pair", "choice")
-"""Heads with one row of outputs for each sequence."""
 
 
 class SessionEncoder(nn.Module):
@@ -83,7 +71,8 @@ class SessionEncoder(nn.Module):
             case _:
                 values = outputs["logits"]
         # The outputs at tokens, without those at padding, packed as the batch is.
-        rows = values if self.head in POOLED else values[_places(batch)]
+        per_token = self.head == "none" or not HEADS[self.head].of_sequences
+        rows = values[_places(batch)] if per_token else values
         if self.head == "replaced":
             rows = rows[:, None]
         return Hidden(torch.from_numpy(np.ascontiguousarray(rows)), torch.empty(0, 0))
@@ -148,14 +137,15 @@ def open_session(
     if precision not in ("auto", "fp32", "int8"):
         message = f"an exported model is in fp32 or in int8, not in {precision}"
         raise ConfigError(message, where="precision", fix="Set the precision to fp32 or int8.")
-    path, name = resolve(folder), FILES[runtime][resolved]
+    [(form, graph)] = [item for item in FORMATS.items() if item[1].runtime == runtime]
+    path, name = resolve(folder), graph.files[resolved]
     config, file = read_hf_config(path), path / name
     if not file.is_file():
-        options = {"to": "openvino"} if runtime == "openvino" else {}
+        options: dict[str, str] = {} if form == "onnx" else {"to": form}
         options |= {"int8": "LABELLED_DATA"} if resolved == "int8" else {}
         fix = f"Export the model first: {call('export', 'MODEL', out='FOLDER', **options)}"
         raise FolderError(f"has no {name}", where=path, fix=fix)
-    session, head = OPENERS[runtime](file)
+    session, head = graph.open(file)
     if head is None:
         message = "was not written by bothways export, so its head is unknown"
         raise FolderError(message, where=file, fix="Export the model with bothways.")
@@ -241,10 +231,36 @@ def openvino_core() -> Any:
     return openvino.Core()
 
 
-OPENERS: Mapping[GraphRuntime, Callable[[Path], tuple[Run, str | None]]] = {
-    "onnxruntime": open_onnx, "openvino": open_openvino,
+class GraphFormat(NamedTuple):
+    """A format of exported graphs.
+
+    Attributes:
+        runtime: what computes it; `title` is its name in messages.
+        files: the file of each precision in an exported folder, where other programs look for it.
+        open: opens such a file.
+    """
+
+    runtime: GraphRuntime
+    title: str
+    files: Mapping[GraphPrecision, str]
+    open: Callable[[Path], tuple[Run, str | None]]
+
+
+FORMATS: Mapping[Format, GraphFormat] = {
+    "onnx": GraphFormat(
+        "onnxruntime", "onnxruntime",
+        {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}, open_onnx,
+    ),
+    "openvino": GraphFormat(
+        "openvino", "OpenVINO",
+        {
+            "fp32": "openvino/openvino_model.xml",
+            "int8": "openvino/openvino_model_qint8_quantized.xml",
+        },
+        open_openvino,
+    ),
 }  # fmt: skip
-"""Opens a file of each runtime."""
+"""The formats of an export, each in the folder of its name."""
 
 
 def open_static(name: str | Path, device: str) -> LoadedModel | None:

@@ -21,15 +21,8 @@ from typing_extensions import TypedDict
 
 from bothways.core.errors import BothwaysError, ConfigError, FolderError, call
 from bothways.prediction.predictor import unit
-from bothways.prediction.search.index import (
-    DEPTH,
-    RECORD,
-    Hit,
-    Index,
-    Mode,
-    open_embedder,
-    ordered,
-)
+from bothways.prediction.search import Mode
+from bothways.prediction.search.index import DEPTH, RECORD, Hit, Index, open_embedder, ordered
 from bothways.serving import shapes
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel

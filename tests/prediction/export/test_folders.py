@@ -34,13 +34,13 @@ from bothways.model.positions import Learned
 from bothways.prediction.export import folder as exporting
 from bothways.prediction.export.folder import write_export
 from bothways.prediction.predictor import Predictor, open_task
-from bothways.prediction.session_model import FILES, open_onnx, open_openvino, openvino_core
+from bothways.prediction.session_model import FORMATS, open_onnx, open_openvino, openvino_core
 from commands import run_line
 from documents import GUIDE, blocks, run_code
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
 from toy_predictors import TASKS, predictor
 
-ONNX, OPENVINO = FILES["onnxruntime"], FILES["openvino"]
+ONNX, OPENVINO = FORMATS["onnx"].files, FORMATS["openvino"].files
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from torch import Tensor
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.core.files import check_regular, local_path, read_object, read_regular
 from bothways.core.terminal import listed
+from bothways.hub.convert import ModelPart
 from bothways.hub.hf_config import HFConfig, label_name, read_family_config
 from bothways.hub.model_folder import build_model, heads_of
 from bothways.hub.weight_files import AGAIN, LoadReport, Weights, head_of
@@ -115,9 +116,6 @@ def placed(
     rule = weight_names.Transpose(name, variable) if turned else weight_names.Rename(name, variable)
     return name, weight_names.TensorPlacement(rule, (variable,))
 
-
-ModelPart = Literal["discriminator", "generator"]
-"""The two models in an ELECTRA checkpoint."""
 
 GELU = {"gelu": "gelu_pytorch_tanh", "relu": "relu"}
 """Google's activations → transformers' names; Google's "gelu" is the tanh approximation."""

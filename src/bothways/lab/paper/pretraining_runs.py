@@ -21,7 +21,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import read_documents
 from bothways.data.masking import Masking
-from bothways.lab.paper import benchmarks, experiment, pretraining_tables
+from bothways.lab.paper import Scale, benchmarks, experiment, pretraining_tables
 from bothways.lab.paper.benchmarks import glue_plan
 from bothways.lab.sweeps.runs import Run, Series, SweepFolder, SweepOutcome, run_all
 from bothways.objectives.masked_lm import with_masking
@@ -65,7 +65,7 @@ class TableRequest:
     text: tuple[str, ...]
     data: str
     out: Path
-    scale: pretraining_tables.Scale = "small"
+    scale: Scale = "small"
     budget: Duration | None = None
     tasks: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class ScaleSettings:
     limit: int | None
 
 
-SCALES: Mapping[pretraining_tables.Scale, ScaleSettings] = {
+SCALES: Mapping[Scale, ScaleSettings] = {
     "small": ScaleSettings(
         8000,
         ("training.optimizer.lr=3e-4", "training.until=3 epochs", "length=64"),

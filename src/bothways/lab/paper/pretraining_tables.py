@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence, Segments
+from bothways.lab.paper import Scale
 from bothways.lab.paper.experiment import PUBLISHED, Published
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import EncoderConfig, Sharing
@@ -26,9 +27,6 @@ from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.config import PretrainConfig
-
-Scale = Literal["small", "paper"]
-"""Sizes of models and data: for a CPU, or the papers'."""
 
 
 @dataclass(frozen=True)

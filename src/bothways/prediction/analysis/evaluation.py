@@ -35,10 +35,11 @@ from bothways.hub.model_folder import read_record
 from bothways.hub.provenance import model_facts
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import Pooling
+from bothways.prediction import PredictPrecision
 from bothways.prediction.analysis.report import analyse, analysis_report
 from bothways.prediction.engine import PredictConfig, PredictionCounts, counting, predict
 from bothways.prediction.predictor import Predictor, named_columns, open_task_model
-from bothways.prediction.prepared_model import GraphPrecision, PredictPrecision
+from bothways.prediction.prepared_model import GraphPrecision
 from bothways.tasks import base
 from bothways.tasks.columns import guess_note
 from bothways.tasks.masked_lm.task import MinimalPairTask

@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,21 +31,23 @@ from bothways.core.progress import Progress
 from bothways.data.tables import HUB, RowError, without_revision
 from bothways.data.text_io import file_at, is_stream, matching_files
 from bothways.hub.provenance import digest_of_model
-from bothways.prediction import engine
+from bothways.prediction import PartFormat, PredictPrecision, Runtime, engine
 from bothways.prediction.predictor import Predictor, named_columns, open_task, open_task_model
-from bothways.prediction.prepared_model import PredictPrecision
-from bothways.prediction.session_model import Runtime
-from bothways.tasks import predictions as kinds
 from bothways.tasks.base import EncodedExample, Reading, Task
 from bothways.tasks.columns import guess_note, require_columns
-from bothways.tasks.predictions import arrow_fields, prediction_type
+from bothways.tasks.predictions import (
+    ClassPrediction,
+    MultilabelPrediction,
+    RankPrediction,
+    VectorPrediction,
+    arrow_fields,
+    prediction_type,
+)
 from bothways.tasks.sentence_embedding.vectors import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
 
-PartFormat = Literal["jsonl", "spans", "parquet", "npy"]
-
-CUT_TO_TOP = (kinds.ClassPrediction, kinds.MultilabelPrediction, kinds.RankPrediction)
+CUT_TO_TOP = (ClassPrediction, MultilabelPrediction, RankPrediction)
 """The predictions of which `top` keeps a part."""
 TEXTS = f"texts that are no file go to {call('predict', 'MODEL')}."
 ROWS = 4096
@@ -479,7 +481,7 @@ def _parquet(
 
     pairs = zip(columns.items(), types, strict=True)
     arrays = {name: pyarrow.array(values, kind) for (name, values), kind in pairs}
-    if isinstance(predictions[0], kinds.VectorPrediction) and len(predictions[0].vectors) == 1:
+    if isinstance(predictions[0], VectorPrediction) and len(predictions[0].vectors) == 1:
         vectors = np.stack([prediction.vectors[0] for prediction in predictions])
         flat, width = pyarrow.array(vectors.reshape(-1)), vectors.shape[1]
         predicted = {"vector": pyarrow.FixedSizeListArray.from_arrays(flat, width)}

@@ -58,9 +58,9 @@ from bothways.core.terminal import quantity
 from bothways.data.documents import Origin, check_versions, origin_of
 from bothways.data.tables import HUB, without_revision
 from bothways.data.text_io import file_at, is_stream
-from bothways.prediction import engine
-from bothways.prediction.bulk import parts as inputs
-from bothways.prediction.bulk.parts import BulkRequest, PartFormat, PartJob, PartMarker, PartResult
+from bothways.prediction import PartFormat, engine
+from bothways.prediction.bulk import parts
+from bothways.prediction.bulk.parts import BulkRequest, PartJob, PartMarker, PartResult
 from bothways.tasks.base import Task
 from bothways.tasks.columns import guess_note
 
@@ -183,7 +183,7 @@ def _predict_parts(
     request = request.with_form(task)
     if processes > 1:
         threads = threads or max(1, usable_cores() // processes)
-    predict = inputs.PartWorker(request, threads, opened)
+    predict = parts.PartWorker(request, threads, opened)
     with lock_folder(out), discard_begun(out, BEGUN, FINISHED):
         run = _BulkRun(out, request, task, progress)
         run.begin()
@@ -234,15 +234,15 @@ def predict_rows(
     reading = opened.read(name if rows is None else rows, request.columns(task), labelled=False)
     if rows is None and (note := guess_note(name, reading, task, request.columns(task))):
         progress.message(note)
-    rejects, names = inputs.Rejects(False), [new for _, new in request.kept]
+    rejects, names = parts.Rejects(False), [new for _, new in request.kept]
     default = engine.DEFAULT_PREDICT
     config = default if window is None else engine.PredictConfig(window=window)
     counts, answered = engine.counting(reading, progress, "predicting"), 0
-    read = inputs.read_bulk_rows(request, reading, name, rejects)
-    for row, prediction in inputs.predict_kept(opened, request, read, counts, rejects, config):
-        values = inputs.prediction_values(prediction, request.top, form)
+    read = parts.read_bulk_rows(request, reading, name, rejects)
+    for row, prediction in parts.predict_kept(opened, request, read, counts, rejects, config):
+        values = parts.prediction_values(prediction, request.top, form)
         answered += values.get("label") is not None
-        yield inputs.kept_values(dict(zip(names, row.kept, strict=True)), values)
+        yield parts.kept_values(dict(zip(names, row.kept, strict=True)), values)
     if (least := getattr(task, "abstain", 0)) and counts.examples:
         share = f"{answered:,} of {quantity(counts.examples, 'text(s)')}"
         message = f"note: {share} ({answered / counts.examples:.1%}) have a label"
@@ -284,7 +284,7 @@ class _BulkRun:
     @functools.cached_property
     def sizes(self) -> list[int | None]:
         """The bytes of each file; None where they are unknown."""
-        stats = map(inputs.status, self.request.files)
+        stats = map(parts.status, self.request.files)
         return [None if stat is None else stat.st_size for stat in stats]
 
     def begin(self) -> None:
@@ -340,7 +340,7 @@ class _BulkRun:
                     for part, marker in enumerate(markers):
                         self._skip(number, part, marker)
                     continue
-                for job in inputs.read_parts(self.request, self.task, number, self.progress):
+                for job in parts.read_parts(self.request, self.task, number, self.progress):
                     count = job.part + 1
                     finished = self.marker(number, job.part)
                     if finished is not None and finished.digest == job.digest:
@@ -402,7 +402,7 @@ class _BulkRun:
 
     def _note_types(self, rows: Many[Many[Any]], names: Many[str], location: str) -> None:
         if self.types is None and self.request.form == "parquet":
-            self.types = inputs.column_types(rows, names, location)
+            self.types = parts.column_types(rows, names, location)
 
     def advance(self, job: PartJob, share: float) -> None:
         """Report a part of which a share is done."""

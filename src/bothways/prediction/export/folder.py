@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,7 +30,7 @@ from bothways.hub.sentence_transformers import program_files
 from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
-from bothways.prediction import session_model
+from bothways.prediction import Format, GraphRuntime, session_model
 from bothways.prediction.analysis.evaluation import MAX_LOSS, Int8Report, measure_int8
 from bothways.prediction.export.encoder_graph import (
     WITH_GLOBAL_TOKENS,
@@ -40,6 +40,7 @@ from bothways.prediction.export.encoder_graph import (
 )
 from bothways.prediction.export.model_graph import build_graph, head_kind
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
+from bothways.prediction.session_model import FORMATS
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, pool, projection_of, sentence_config
 
@@ -216,13 +217,7 @@ def _share(expected: Tensor, actual: Tensor) -> float:
     return float((expected - actual).abs().max()) / max(1.0, float(expected.abs().max()))
 
 
-Format = Literal["onnx", "openvino"]
-"""Formats of an export."""
-RUNTIMES: Mapping[str, tuple[session_model.GraphRuntime, str]] = {
-    "onnx": ("onnxruntime", "onnxruntime"), "openvino": ("openvino", "OpenVINO"),
-}  # fmt: skip
-"""The runtime of each format, and its title."""
-ONNX, OPENVINO = session_model.FILES["onnxruntime"], session_model.FILES["openvino"]
+ONNX = FORMATS["onnx"].files
 INLINE_BYTES = 1_900_000_000
 """Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
 _TOKENIZER_FILES = (
@@ -232,7 +227,7 @@ _TOKENIZER_FILES = (
 _OURS = (
     *_TOKENIZER_FILES, "config.json", RECORD, "modules.json",
     "[0-9]_Pooling", "[0-9]_Dense", "[0-9]_Normalize",
-    "sentence_bert_config.json", "config_sentence_transformers.json", "onnx", "openvino",
+    "sentence_bert_config.json", "config_sentence_transformers.json", *FORMATS,
 )  # fmt: skip
 
 
@@ -249,7 +244,7 @@ class ExportResult:
     folder: Path
     task: str
     comparisons: tuple[Comparison, ...]
-    int8: dict[session_model.GraphRuntime, Int8Report]
+    int8: dict[GraphRuntime, Int8Report]
     sizes: dict[str, int]
 
 
@@ -276,8 +271,8 @@ def write_export(  # noqa: PLR0913 – one option per question
     formats = [*get_args(Format)] if to == "both" else [to] if isinstance(to, str) else [*to]
     require_choice(Format, "to", *formats or ["nothing"])
     # Every format is made of the ONNX file, which is compared with the model first.
-    steps = [(name, *RUNTIMES[name]) for name in dict.fromkeys(("onnx", *formats))]
-    require("export", "exporting a model", "onnx", *(runtime for _, runtime, _ in steps))
+    steps = {name: FORMATS[name] for name in ("onnx", *formats)}
+    require("export", "exporting a model", "onnx", *(step.runtime for step in steps.values()))
     source, target = resolve(resolve_run(str(folder))), local_path(out)
     check_not_input(target, [source])
     model_folder.check_replaceable(target, _OURS, "an export")
@@ -288,33 +283,33 @@ def write_export(  # noqa: PLR0913 – one option per question
         _write_companions(hidden, source, task_model, exported)
         _save(build_graph(task_model.model, exported), hidden / ONNX["fp32"])
         comparisons = []
-        for name, runtime, title in steps:
-            progress.stage(f"comparing with {title}")
-            file = hidden / session_model.FILES[runtime]["fp32"]
+        for name, step in steps.items():
+            progress.stage(f"comparing with {step.title}")
+            file = hidden / step.files["fp32"]
             if name == "openvino":
                 convert_to_openvino(hidden / ONNX["fp32"], file, exported.head)
-            run, _ = session_model.OPENERS[runtime](file)
-            comparisons.append(compare_outputs(task_model.model, exported, run, title))
+            run, _ = step.open(file)
+            comparisons.append(compare_outputs(task_model.model, exported, run, step.title))
         for comparison in comparisons:
             comparison.check()
-        reports: dict[session_model.GraphRuntime, Int8Report] = {}
-        for name in formats if int8 is not None else ():
-            assert int8 is not None
-            runtime, title = RUNTIMES[name]
-            progress.stage(f"quantising for {title}")
+        reports: dict[GraphRuntime, Int8Report] = {}
+        for name, step in steps.items():
+            if int8 is None or name not in formats:
+                continue
+            progress.stage(f"quantising for {step.title}")
             _quantise(hidden, name, task_model.model, exported)
-            progress.stage(f"evaluating fp32 and int8 in {title}")
+            progress.stage(f"evaluating fp32 and int8 in {step.title}")
             report = measure_int8(
-                lambda precision, runtime=runtime: open_task(
+                lambda precision, runtime=step.runtime: open_task(
                     hidden, runtime=runtime, precision=precision
                 ),
                 int8,
             )
             report.check(limit)
-            reports[runtime] = report
+            reports[step.runtime] = report
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
-        files = [*sorted(hidden.glob("onnx/*")), *sorted(hidden.glob("openvino/*"))]
+        files = [file for name in FORMATS for file in sorted(hidden.glob(f"{name}/*"))]
         sizes = {str(file.relative_to(hidden)): file.stat().st_size for file in files}
     return ExportResult(target, task_model.task.name, tuple(comparisons), reports, sizes)
 
@@ -374,7 +369,7 @@ def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> 
     if form == "openvino":
         source = hidden / "onnx" / "int8_weights.onnx"
         _save(with_int8_weights(build_graph(model, exported)), source)
-        convert_to_openvino(source, hidden / OPENVINO["int8"], exported.head)
+        convert_to_openvino(source, hidden / FORMATS["openvino"].files["int8"], exported.head)
         for file in source.parent.glob(f"{source.name}*"):
             file.unlink()
         return

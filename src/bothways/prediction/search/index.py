@@ -36,9 +36,9 @@ from bothways.core.errors import ConfigError, DataError, FolderError, argument, 
 from bothways.core.files import local_path, near_path, read_object
 from bothways.data.tables import given_rows
 from bothways.hub.provenance import digest_of_model
+from bothways.prediction import PredictPrecision
 from bothways.prediction.predictor import Predictor, open_task, rebound
-from bothways.prediction.prepared_model import PredictPrecision
-from bothways.prediction.search import ranking
+from bothways.prediction.search import Mode, Stored, ranking
 from bothways.tasks.sentence_embedding.vectors import Found, Nearest, dot_products, top_k
 
 RECORD = "index.json"
@@ -46,7 +46,6 @@ FUSED = 60
 """Reciprocal rank fusion: Σ 1 / (60 + rank) (Cormack et al. 2009)."""
 DEPTH = 100
 """Documents of each ranking that are fused."""
-Mode = Literal["vectors", "bm25", "hybrid"]
 _BUILD = call("index", "TEXTS", out="FOLDER", model="MODEL")
 _FIX = f"Build the index again: {_BUILD}."
 
@@ -92,7 +91,7 @@ class IndexRecord:
     digest: str
     width: int
     normalised: bool
-    stored: ranking.Stored = "fp32"
+    stored: Stored = "fp32"
     scale: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     length: int | None = None

@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Float32
@@ -27,6 +27,7 @@ from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, ResourceError, argument
 from bothways.core.files import replace_text
 from bothways.core.progress import Progress
+from bothways.prediction.search import CandidateChoice, MiningMode
 from bothways.prediction.search.index import Index
 from bothways.tasks.sentence_embedding.examples import VectorExample, text_key
 
@@ -56,8 +57,8 @@ class Mining:
     depth: int = 100
     margin: float | None = 0.05
     absolute_margin: float | None = None
-    choose: Literal["best", "random"] = "best"
-    mode: Literal["vectors", "bm25"] = "vectors"
+    choose: CandidateChoice = "best"
+    mode: MiningMode = "vectors"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence as Many
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import optional
 from bothways.model.kernels.library import call_kernel, runs_on
+from bothways.prediction.search import Stored
 from bothways.tasks.sentence_embedding.vectors import (
     BLOCK_ROWS,
     Found,
@@ -39,7 +40,6 @@ from bothways.tasks.sentence_embedding.vectors import (
     rounding,
 )
 
-Stored = Literal["fp32", "bf16", "int8", "binary"]
 DTYPES = {"fp32": np.float32, "bf16": np.uint16, "int8": np.int8, "binary": np.int8}
 OVERSAMPLING = 20
 """Candidates of binary vectors for each result; 20 keep 0.99 of the best ten of MiniLM-L6."""
