@@ -354,14 +354,14 @@ def report(
     from bothways.data.documents import read_documents
     from bothways.text import trainers
     from bothways.text.tokenizer import Tokenizer
-    from bothways.text.vocabulary_report import vocabulary_report as examine
+    from bothways.text.vocabulary_report import vocabulary_report
 
     require_at_least(0, examples=examples)
     model = Tokenizer.load(tokenizer)
     with terminal_progress() as progress:
         documents = read_document_texts(read_documents(inputs, column=column), progress)
         texts = trainers.sample(documents, trainers.characters_of(ceiling))
-        summary = examine(model, read_sample(texts, progress), examples=examples)
+        summary = vocabulary_report(model, read_sample(texts, progress), examples=examples)
     rows = {
         "vocabulary": f"{summary.size:,} tokens, {summary.unused:.1%} of them unused here",
         "text": f"{summary.characters:,} characters, {summary.words:,} words, "

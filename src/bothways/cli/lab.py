@@ -275,8 +275,8 @@ def _reproduce(
 ) -> None:
     """Run a benchmark and print the comparison."""
     from bothways.core.report.terminal import render_report, show
-    from bothways.lab.paper import run as benchmarks
     from bothways.lab.paper.experiment import Request
+    from bothways.lab.paper.run import reproduce
 
     out, device = settings.out, settings.device
     request = Request(
@@ -295,7 +295,7 @@ def _reproduce(
         error_console().print(render_report(table))  # above the bar
 
     with options.resumable(out, device=None if settings.dry_run else device) as progress:
-        done = benchmarks.reproduce(
+        done = reproduce(
             benchmark,
             request,
             dry_run=settings.dry_run,

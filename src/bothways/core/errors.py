@@ -313,6 +313,7 @@ Check = Literal[
     "ids", "positions", "casing", "truncation", "unknown", "disk", "memory", "time",
     "rows", "labels", "pairs", "balance", "overlap", "heads", "masking", "training",
 ]  # fmt: skip
+Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
@@ -326,7 +327,7 @@ class Finding:
     """
 
     check: Check
-    severity: Literal["error", "warning", "note"]
+    severity: Severity
     what: str
     where: str | None = None
     fix: str | None = None

@@ -27,11 +27,11 @@ from bothways.core.errors import (
     render,
     report_findings,
 )
-from bothways.core.files import is_url, local_path, read_object
+from bothways.core.files import is_url, local_path
 from bothways.core.progress import SILENT, Progress
 from bothways.core.source import Sequence
 from bothways.core.terminal import listed, quantity
-from bothways.data import tables as memory
+from bothways.data import tables
 from bothways.data.loader import ListSource, Loader, unchanged
 from bothways.data.tables import HUB, TableRow, WatchedRow
 from bothways.finetuning.config import FinetuneConfig, Metric
@@ -39,7 +39,7 @@ from bothways.finetuning.few_shot import fit_head
 from bothways.finetuning.splits import Split, SplitResult, split_examples
 from bothways.hub.hf_config import RECORD
 from bothways.hub.provenance import stamp
-from bothways.hub.resolve import resolve, resolve_run
+from bothways.hub.resolve import object_in, resolve, resolve_run
 from bothways.prediction import engine
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks import base
@@ -49,7 +49,7 @@ from bothways.tasks.question_answering.examples import QuestionColumns
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.encoding_checks import UNKNOWN, unknown_tokens
 
-Rows = str | Path | memory.Given
+Rows = str | Path | tables.Given
 """A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""
 REPORTED = 256
 """Number of examples between two reports of progress while reading."""
@@ -436,7 +436,7 @@ def read_rows(
             return task.parse(item, columns, location)
         if isinstance(item, Mapping):
             return task.example(item, where=location)
-        if memory.is_example(item):
+        if tables.is_example(item):
             return item
         message = f"is of type {type(item).__name__}, not a dict by column"
         fix = 'Give dicts such as {"text": "a good film", "label": "positive"}.'
@@ -448,7 +448,7 @@ def read_rows(
     reading: base.Reading[Any]
     if not isinstance(rows, str | Path):
         reading = task.read_rows(_numbered(rows, task, name), parser, labelled=labelled)
-        classes = memory.listed_classes(rows)
+        classes = tables.listed_classes(rows)
         examples += reading.examples
         # Rows that differ, such as one text and two, have no columns in common.
         if name == "train" and len(selected) == 1:
@@ -500,10 +500,10 @@ class _Parser:
         return [name for name in self._first if name and name not in used]
 
 
-def _numbered(rows: memory.Given, task: Trainable, name: str) -> Iterator[TableRow]:
+def _numbered(rows: tables.Given, task: Trainable, name: str) -> Iterator[TableRow]:
     """Yield rows in memory with their numbers."""
     columns: Any = task.columns
-    for number, row in enumerate(memory.given_rows(rows, name), 1):
+    for number, row in enumerate(tables.given_rows(rows, name), 1):
         location, item = f"{name} row {number}", row
         if isinstance(row, Mapping):  # csv.DictReader has None as the name of surplus cells
             item = {str(column): value for column, value in row.items()}
@@ -523,7 +523,7 @@ def _group(row: Any, column: str, location: str) -> Hashable:
     if not isinstance(row, Mapping) or column not in row:
         names = [*row] if isinstance(row, Mapping) else []
         require_columns([column], names, location, f"Name one: {argument(group='NAME')}.")
-    value = memory.plain_value(row[column])
+    value = tables.plain_value(row[column])
     return location if is_absent(value) or value == "" else str(value)
 
 
@@ -588,7 +588,7 @@ def read_recorded_split(folder: str) -> tuple[str, list[Any]] | None:
         FolderError: the folder or its record cannot be read.
     """
     record = resolve(resolve_run(folder)) / RECORD
-    values = read_object(record, FolderError) if record.exists() else {}
+    values = object_in(record)
     if not isinstance(recorded := values.get("split"), dict):
         return None
     try:

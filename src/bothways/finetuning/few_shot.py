@@ -26,7 +26,7 @@ from bothways.core.terminal import quantity
 from bothways.core.training_module import evaluating
 from bothways.data.loader import in_batches
 from bothways.finetuning.config import FewShot, FinetuneConfig
-from bothways.hub import sentence_transformers as vectors
+from bothways.hub.sentence_transformers import Pooling, SentenceEncoderConfig, read_program_config
 from bothways.model.config import FromVector
 from bothways.model.heads import LabelHead, VectorOutput
 from bothways.model.model import Model
@@ -56,8 +56,8 @@ def with_vector_head(model: Model, folder: Path | None) -> Model:
     """
     require("report", "few-shot training", "sklearn")
     positions, one = model.config.max_positions, False
-    program = None if folder is None else vectors.read_program_config(folder, positions)
-    if isinstance(program, vectors.SentenceEncoderConfig):
+    program = None if folder is None else read_program_config(folder, positions)
+    if isinstance(program, SentenceEncoderConfig):
         one = program.pooling == ("lasttoken" if model.config.is_causal else "cls")
     source = FromVector("first" if one else "mean")
     readout = dataclasses.replace(model.config.readout, labels=source)
@@ -119,7 +119,7 @@ def pair_module(task_model: TaskModel[Any, Any], settings: FewShot) -> Embedder:
     """Return the module that learns pairs: the same model, by the vector that its head reads."""
     head = task_model.model.heads["labels"]
     assert isinstance(head, VectorOutput)
-    pooling: vectors.Pooling = "mean"
+    pooling: Pooling = "mean"
     if head.reads == "first":
         pooling = "lasttoken" if head.causal else "cls"
     task = SentenceEmbeddingTask(

@@ -283,9 +283,10 @@ def _task_model(
 
 def _memory_demand(settings: FinetuneConfig, model: Model, data: LabelledData) -> MemoryDemand:
     """Return the demands of the run; labels need logits, probabilities, gradients and targets."""
-    count, tagged = len(data.labels), data.task.name == "tag"
-    # Without sequences, the findings say why there are none.
-    per_token = 3 * count * (1 if tagged else len(data.sequences) / max(1, data.tokens))
+    count, per_token = len(data.labels), 3.0 * len(data.labels)
+    if all(head.of_sequences for head in model.specification):
+        # Without sequences, the findings say why there are none.
+        per_token *= len(data.sequences) / max(1, data.tokens)
     dense = data.task.problem == "multi_label_classification"
     return MemoryDemand(
         ((model.config, model.specification),),

@@ -55,9 +55,10 @@ from bothways.prediction.engine import PredictionCounts
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import Direction, Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
-from bothways.training import parallel, run as loop
+from bothways.training import parallel
 from bothways.training.checkpoint import CONFIG, FolderStore, MemoryStore, Store, run_folder
 from bothways.training.loop import evaluate_losses
+from bothways.training.run import OnEvent, TrainingPhase, TrainingRun
 from bothways.training.schedules import RunState
 from bothways.training.step_cost import forward_flops, peak_of
 
@@ -308,7 +309,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
     resume: bool = False,
     device: str = "auto",
     progress: Progress = SILENT,
-    on_event: loop.OnEvent = lambda event: None,
+    on_event: OnEvent = lambda event: None,
 ) -> FinetuneResult:
     """Fine-tune a model, and save it in `folder/model`.
 
@@ -362,10 +363,8 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         evaluate = functools.partial(score, task_model, data, settings)
         steps = train_loader(sequences, settings, seed, plan.rank, plan.world)
         torch.manual_seed(seed + 1 + plan.rank)
-        phase = loop.TrainingPhase(
-            training.end, lambda state: ahead(steps, torch_device, state.cursor)
-        )
-        training_run = loop.TrainingRun(
+        phase = TrainingPhase(training.end, lambda state: ahead(steps, torch_device, state.cursor))
+        training_run = TrainingRun(
             module,
             [phase],
             training,

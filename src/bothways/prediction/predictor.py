@@ -51,8 +51,7 @@ from bothways.tasks.catalogue import ALL_TASKS, TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import NEEDS_ENTAILMENT, ClassificationTask
 from bothways.tasks.columns import UnclearColumnError
 from bothways.tasks.masked_lm.task import NEEDS_DIRECTION
-from bothways.tasks.regression.task import RegressionTask
-from bothways.tasks.reranking.task import RerankingTask, cross_encoder
+from bothways.tasks.reranking.task import cross_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 from bothways.tasks.sentence_embedding.vectors import VectorType, check_widths, quantize, ranges_of
 from bothways.tasks.text_task import TextExample
@@ -808,11 +807,11 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     if task.problem is not None and loaded.problem not in (None, task.problem):
         message = f"its label head is for {loaded.problem}, not for {task.problem}"
         raise FolderError(message, where=loaded.folder, fix=_CHOOSE_OTHER)
-    if isinstance(task, RegressionTask | RerankingTask) and len(loaded.labels) > 1:
+    if task.model_class.scale == "number" and len(loaded.labels) > 1:
         outputs = f"{quantity(len(loaded.labels), 'output(s)')} ({listed(loaded.labels)})"
         message = f"its label head has {outputs}, and {name} has one"
         raise FolderError(message, where=loaded.folder, fix=_CHOOSE_OTHER)
-    if isinstance(task, ClassificationTask) and len(loaded.labels) == 1:
+    if task.problem == _CLASSES[0] and len(loaded.labels) == 1:
         # The softmax of one output is 1, whatever the text.
         message = f"its label head has 1 output ({loaded.labels[0]}), and {name} needs two"
         score, single = argument(task="regress"), argument(task="multilabel")

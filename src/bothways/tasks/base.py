@@ -32,6 +32,7 @@ from bothways.core.source import Sequence
 from bothways.core.terminal import quantity
 from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.tables import Table, TableRow
+from bothways.hub.hf_config import Problem
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
@@ -181,9 +182,7 @@ class Task(Generic[E, P]):
     length: ClassVar[int] = 128
     window: ClassVar[int] = 4096
     truncation_advice: ClassVar[tuple[str, str]] = ("Set length={needed}.", "Set length={limit}.")
-    problem: ClassVar[
-        Literal["single_label_classification", "multi_label_classification", "regression"] | None
-    ] = None
+    problem: ClassVar[Problem | None] = None
     example_input: ClassVar[Any] = "the cat sleeps in London"
     model_class: ClassVar[type[TaskModel[Any, Any]]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence as Many
-from typing import Any, Literal
+from typing import Any
 
 from bothways.core.config.values import is_integer
-from bothways.core.errors import Check, Finding, argument, places
+from bothways.core.errors import Check, Finding, Severity, argument, places
 from bothways.core.terminal import listed, quantity
 
 RARE, COMMON = 0.01, 0.9
@@ -17,7 +17,6 @@ EVEN_PART = 0.2
 """The part of an even share of the examples below which one of many classes is rare."""
 _ERRORS = frozenset(["#NAME?", "#REF!", "#VALUE!", "#DIV/0!", "#N/A", "#NUM!", "#NULL!"])
 COMPLETE = "Complete these rows or remove them."
-Severity = Literal["error", "warning", "note"]
 
 
 def report_rows(

@@ -43,7 +43,7 @@ from bothways.data.masking import Masking, Vocabulary
 from bothways.finetuning.config import finetune_adam
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead
-from bothways.model.kernels import library as native
+from bothways.model.kernels import library
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
 from bothways.training.loop import Loop
@@ -328,5 +328,5 @@ def hardware(device: torch.device) -> str:
     """Describe the machine and the library versions."""
     import transformers as peer
 
-    kernels, version = native.describe_kernels(), peer.__version__
+    kernels, version = library.describe_kernels(), peer.__version__
     return f"{describe_device(device)}, {kernels}, transformers {version}"

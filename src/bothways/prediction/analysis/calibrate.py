@@ -25,7 +25,7 @@ from bothways.hub.resolve import resolve, resolve_run
 from bothways.prediction.analysis.base import Calibration
 from bothways.prediction.analysis.evaluation import EvaluationData
 from bothways.prediction.predictor import Predictor, open_finetuned
-from bothways.tasks import metrics as formulas
+from bothways.tasks import metrics
 from bothways.tasks.base import Metrics, TaskModel, examples_fingerprint, required, softmax
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.metrics import TINY, sigmoid
@@ -89,12 +89,12 @@ def calibrate(
     order = np.random.default_rng(0).permutation(len(pairs))
     halves = order[::2], order[1::2]
 
-    def fit(rows: NDArray[np.int64]) -> formulas.Scale:
+    def fit(rows: NDArray[np.int64]) -> metrics.Scale:
         """Fit a scale and an offset of each label, or one temperature of all classes."""
         if several:
-            return formulas.fit_scales(logits[rows], truth[rows])
-        temperature = formulas.fit_temperature(logits[rows], truth[rows])
-        return formulas.Scale(np.array(1 / temperature), np.array(0.0))
+            return metrics.fit_scales(logits[rows], truth[rows])
+        temperature = metrics.fit_temperature(logits[rows], truth[rows])
+        return metrics.Scale(np.array(1 / temperature), np.array(0.0))
 
     scores = [logits, logits.copy()]
     for rows, fitted_rows in (halves, halves[::-1]):
@@ -123,7 +123,7 @@ def calibrate(
             chances = [prediction.probabilities[example.label] for example, prediction in predicted]
             # The threshold is the probability of one of these texts: in a batch of another shape
             # the same text is a few ulp away and must stay in its set.
-            threshold = formulas.conformal_threshold(np.array(chances), error) * (1 - 1e-5)
+            threshold = metrics.conformal_threshold(np.array(chances), error) * (1 - 1e-5)
         task_model.task = dataclasses.replace(task, conformal=threshold)
     else:
         # σ(a z + b) keeps the order, so moved thresholds assign the same labels.
@@ -199,7 +199,7 @@ def _measure(logits: NDArray[np.float64], truth: NDArray[Any], several: bool) ->
     return {"loss": loss, "calibration_error": counts.error}
 
 
-def _fold(task_model: TaskModel[Any, Any], scale: formulas.Scale) -> None:
+def _fold(task_model: TaskModel[Any, Any], scale: metrics.Scale) -> None:
     """Make a scale of logits part of the layer that computes them: a W x + a b + c."""
     layer = task_model.model.heads["labels"].dense
     assert isinstance(layer, torch.nn.Linear)

@@ -21,7 +21,7 @@ from bothways.core.terminal import quantity
 from bothways.prediction.analysis import analyses
 from bothways.prediction.analysis.base import TaskAnalysis, Traits
 from bothways.prediction.engine import PredictionCounts, encoded_windows, predict_encoded
-from bothways.tasks import predictions as kinds
+from bothways.tasks import predictions as p
 from bothways.tasks.base import EncodedExample, Metrics, Task, TaskModel
 from bothways.tasks.predictions import prediction_type
 
@@ -32,15 +32,13 @@ _Shown = tuple[float, int, tuple[Any, Any]]
 
 
 _ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
-    kinds.ClassPrediction: lambda task_model: analyses.ClassAnalysis(task_model.classes),
-    kinds.ScorePrediction: lambda task_model: analyses.ScoreAnalysis(),
-    kinds.MultilabelPrediction: lambda task_model: analyses.LabelSetAnalysis(task_model.labels),
-    kinds.ChoicePrediction: lambda task_model: analyses.ChoiceAnalysis(),
-    kinds.TagPrediction: lambda task_model: analyses.TagAnalysis(
-        task_model.task, task_model.labels
-    ),
-    kinds.AnswerPrediction: lambda task_model: analyses.AnswerAnalysis(),
-    kinds.RankPrediction: lambda task_model: analyses.RankingAnalysis(),
+    p.ClassPrediction: lambda task_model: analyses.ClassAnalysis(task_model.classes),
+    p.ScorePrediction: lambda task_model: analyses.ScoreAnalysis(),
+    p.MultilabelPrediction: lambda task_model: analyses.LabelSetAnalysis(task_model.labels),
+    p.ChoicePrediction: lambda task_model: analyses.ChoiceAnalysis(),
+    p.TagPrediction: lambda task_model: analyses.TagAnalysis(task_model.task, task_model.labels),
+    p.AnswerPrediction: lambda task_model: analyses.AnswerAnalysis(),
+    p.RankPrediction: lambda task_model: analyses.RankingAnalysis(),
 }
 """The analysis for each kind of prediction."""
 

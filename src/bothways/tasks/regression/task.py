@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from bothways.core.batch import Batch, LabelTargets
-from bothways.core.errors import DataError, Finding, argument
+from bothways.core.errors import DataError, Finding, Severity, argument
 from bothways.core.training_module import Loss
 from bothways.objectives.losses import squared_error
 from bothways.tasks import base, text_checks, text_task
@@ -88,7 +88,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
             if scores and min(scores) == max(scores):
                 message = f"all {name} examples have the score {scores[0]:g}: "
                 message += "correlation is undefined"
-                severity: text_checks.Severity = "error" if name == "training" else "warning"
+                severity: Severity = "error" if name == "training" else "warning"
                 findings.append(Finding("balance", severity, message))
         return findings
 

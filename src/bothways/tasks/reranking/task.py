@@ -25,9 +25,10 @@ from bothways.core.errors import DataError, Finding
 from bothways.core.terminal import quantity
 from bothways.core.training_module import Loss
 from bothways.data.tables import TableRow
-from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
+from bothways.hub.sentence_transformers import CrossEncoderConfig, ScoreActivation, program_files
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.tasks import base, columns as tables, text_checks, text_task
+from bothways.tasks import base, text_checks, text_task
+from bothways.tasks.columns import Column, asked_columns, cell_of, is_absent, number_of, text_of
 from bothways.tasks.metrics import RANKING, Rankings, ndcg, negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
 from bothways.text.tokenizer import Tokenizer
@@ -112,25 +113,25 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
     example_input: ClassVar[Any] = [["who sleeps?", "the cat sleeps"]]
 
     column_table = (
-        tables.Column("text", "query", QUERIES),
-        tables.Column(
+        Column("text", "query", QUERIES),
+        Column(
             "text_b", "documents", DOCUMENTS, companion="negatives",
             pairs=[*itertools.product(RELEVANT, OTHERS)],
         ),
-        tables.Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
+        Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
     )  # fmt: skip
 
     objects = True
 
     columns: RankColumns = RankColumns()
-    activation: Literal["sigmoid", "identity"] = "sigmoid"
+    activation: ScoreActivation = "sigmoid"
     kind: Literal["rerank"] = "rerank"
 
     def read(
         self, source: str, columns: Any = None, *, labelled: bool = True
     ) -> base.Reading[RankExample]:
         table, selected = self.open(source, columns, labelled)
-        used = tables.asked_columns(selected)
+        used = asked_columns(selected)
         unused = [name for name in table.names if name and name not in used]
         parsed = (self.parse(row.values, selected, row.where) for row in table.rows)
         task = self.with_columns(selected)
@@ -152,7 +153,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         assert isinstance(columns, RankColumns)
         assert columns.text is not None
         assert columns.text_b is not None
-        query = tables.text_of(row, columns.text, where)
+        query = text_of(row, columns.text, where)
         documents = _texts(row, columns.text_b, where)
         labels: tuple[float, ...] | None = None
         if columns.negatives is not None:
@@ -296,7 +297,7 @@ def _joined(examples: Iterable[RankExample]) -> Iterator[RankExample]:
 
 
 def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
-    value = tables.cell_of(row, column, location)
+    value = cell_of(row, column, location)
     items = list(value) if isinstance(value, list | tuple) else [value]
     faulty = [item for item in items if not isinstance(item, str)]
     if faulty:
@@ -308,9 +309,9 @@ def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
 
 def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[float, ...] | None:
     """Return the labels in a row; None if one is absent."""
-    value = tables.cell_of(row, column, location)
+    value = cell_of(row, column, location)
     items = list(value) if isinstance(value, list | tuple) else [value]
-    if all(tables.is_absent(item) or item == "" for item in items):
+    if all(is_absent(item) or item == "" for item in items):
         return None
     if len(items) != documents:
         counts = f"{quantity(len(items), 'label(s)')} for {quantity(documents, 'document(s)')}"
@@ -319,7 +320,7 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
     numbers, words = list[float](), {"true": 1.0, "false": 0.0}
     for item in items:
         text = str(item).strip().lower()
-        number = words.get(text, tables.number_of(text))
+        number = words.get(text, number_of(text))
         if not 0 <= number < math.inf:
             message = f"column {column!r} holds {item!r:.80}, which is not a relevance"
             fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."

@@ -36,8 +36,9 @@ from bothways.core.errors import DataError, Finding
 from bothways.core.terminal import listed
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED, read_lines
-from bothways.tasks import columns as tables, text_checks
+from bothways.tasks import text_checks
 from bothways.tasks.base import Row
+from bothways.tasks.columns import Column, cell_of, label_of, number_of, text_of
 from bothways.tasks.sentence_embedding import losses
 from bothways.tasks.text_task import LABELS, PAIRS, TEXTS, TextColumns, TextExample
 
@@ -133,7 +134,7 @@ def _texts_by_id(file: Path) -> dict[str, str]:
         if not isinstance(name, str | int) or str(name) in texts:
             message = f'has an "_id" that is {"missing" if name is None else "used before"}'
             raise DataError(message, where=row.where, fix="Give each text an id of its own.")
-        texts[str(name)] = f"{title or ''} {tables.text_of(row.values, 'text', row.where)}".strip()
+        texts[str(name)] = f"{title or ''} {text_of(row.values, 'text', row.where)}".strip()
     return texts
 
 
@@ -203,15 +204,15 @@ class EmbedColumns(TextColumns):
 
 
 COLUMNS = (
-    tables.Column(
+    Column(
         "text", "text", (*QUERIES, *TEXTS), companion="text_b",
         pairs=[*dict.fromkeys([*itertools.product((*QUERIES, "text"), POSITIVES), *PAIRS])],
     ),
-    tables.Column(
+    Column(
         "negatives", "negatives", NEGATIVES, numbered=re.compile(r"(hard_)?neg(ative)?s?_?\d+"),
         optional=True,
     ),
-    tables.Column("label", "label", (*SCORES, *LABELS), answer=True, optional=True),
+    Column("label", "label", (*SCORES, *LABELS), answer=True, optional=True),
 )  # fmt: skip
 
 
@@ -232,7 +233,7 @@ class VectorExample(TextExample):
     @property
     def is_scored(self) -> bool:
         """True for a pair of texts with a number."""
-        return self.text_b is not None and math.isfinite(tables.number_of(self.label))
+        return self.text_b is not None and math.isfinite(number_of(self.label))
 
     @property
     def all_texts(self) -> tuple[str, ...]:
@@ -250,7 +251,7 @@ class VectorExample(TextExample):
         if self.scores:
             scores[1:] = self.scores
         elif self.text_b is not None and self.label is not None:
-            scores[1] = tables.number_of(self.label)
+            scores[1] = number_of(self.label)
         # Texts of a class are compared by their class.
         classes = self.text_b is None and self.label is not None
         keys = [self.label or ""] if classes else texts
@@ -272,7 +273,7 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
             scores of the documents.
     """
     assert columns.text is not None
-    text = tables.text_of(row, columns.text, where)
+    text = text_of(row, columns.text, where)
     positives = () if columns.text_b is None else _texts(row, columns.text_b, where)
     if columns.text_b is not None and not positives:
         message = f"column {columns.text_b!r} is an empty list"
@@ -282,7 +283,7 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
     )
     label, scores = None, tuple[float, ...]()
     if columns.label is not None:
-        value = tables.cell_of(row, columns.label, where)
+        value = cell_of(row, columns.label, where)
         if isinstance(value, list | tuple):
             numbers = [v for v in value if isinstance(v, int | float) and abs(v) <= LARGEST]
             documents = len(positives) + len(negatives)
@@ -297,7 +298,7 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
             scores = tuple(map(float, numbers))
         else:
             # One that is absent is not none: the check of the data names its row.
-            label = tables.label_of(value, columns.label, where) or ""
+            label = label_of(value, columns.label, where) or ""
     text_b, further = (positives[0], positives[1:]) if positives else (None, ())
     return VectorExample(text, text_b, label, where, further, negatives, scores)
 
@@ -352,9 +353,9 @@ def graded_examples(file: Path, notes: list[str]) -> Iterator[VectorExample]:
 
 def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
     """Return the text or the list of texts in a column."""
-    value = tables.cell_of(row, column, where)
+    value = cell_of(row, column, where)
     if not isinstance(value, list | tuple):
-        return (tables.text_of(row, column, where),)
+        return (text_of(row, column, where),)
     for item in value:
         if not isinstance(item, str):
             message = f"column {column!r} holds a list with {item!r:.80}, which is not a text"
@@ -382,7 +383,7 @@ def check_vector_examples(
             findings += check_labels(fault, lambda e: not e.is_scored, fix)
             fault = "example(s) has|have more than two texts"
             findings += check_labels(fault, lambda e: len(e.all_texts) > 2, fix)
-            scores = {tables.number_of(example.label) for example in train if example.is_scored}
+            scores = {number_of(example.label) for example in train if example.is_scored}
             if len(scores) == 1 and len(train) > 1:
                 message = f"all training pairs have the score {scores.pop():g}: there is no order"
                 fix = "Give pairs with different scores."

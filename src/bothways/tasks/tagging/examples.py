@@ -31,8 +31,19 @@ from bothways.core.files import local_path
 from bothways.core.terminal import quantity
 from bothways.data import text_io
 from bothways.data.tables import HUB, RowError, TableRow, open_lines, open_table
-from bothways.tasks import columns as tables
 from bothways.tasks.base import Reading, Row
+from bothways.tasks.columns import (
+    Column,
+    Columns,
+    asked_columns,
+    cell_of,
+    columns_advice,
+    guess_column,
+    is_absent,
+    label_of,
+    require_columns,
+    usual_columns,
+)
 from bothways.tasks.tagging import conll, running_text
 
 WORDS = ("words", "tokens")
@@ -46,11 +57,11 @@ _SENTENCE = re.compile(r"sent(ence)?s?[ _.-]*(#|id|idx|index|number|num|no|nr)?"
 """Common aliases of a column that numbers sentences."""
 _NOBODY = object()
 """The entities of a text that nobody annotated."""
-_TEXT, _LABEL = tables.Column("text", "words"), tables.Column("label", "tags")
+_TEXT, _LABEL = Column("text", "words"), Column("label", "tags")
 
 
 @dataclass(frozen=True)
-class TagColumns(tables.Columns):
+class TagColumns(Columns):
     """Names of columns in tables; in columns of words, numbers from 0, or names of the format.
 
     None: guess; in columns of words by their content, see `conll`.
@@ -80,38 +91,30 @@ def choose_tag_columns(
     names = tuple(row)
     label = requested.label if labelled is not False else None
     columns = (requested.text, label, requested.document, requested.sentence)
-    tables.require_columns(columns, names, where, tables.columns_advice([_TEXT, _LABEL]))
+    require_columns(columns, names, where, columns_advice([_TEXT, _LABEL]))
     text = next((name for name in (requested.text, defaults.text) if name in names), None)
     if text is None:
         words = [  # lists of objects, such as the tokens of Prodigy, are no words
             name
-            for name in tables.usual_columns((*WORDS, *WORD), names)
+            for name in usual_columns((*WORDS, *WORD), names)
             if not isinstance(value := row[name], list | tuple)
             or not any(isinstance(item, Mapping) for item in value)
         ]
         # Words win over the text that they come from, unless there are no tags for them.
-        if (
-            labelled is not False
-            and tables.usual_columns(TEXTS, names)
-            and not tables.usual_columns(TAGS, names)
-        ):
+        if labelled is not False and usual_columns(TEXTS, names) and not usual_columns(TAGS, names):
             words = []
-        text = tables.guess_column(_TEXT, words[:1] or TEXTS, names, where)
+        text = guess_column(_TEXT, words[:1] or TEXTS, names, where)
     remaining, spans = [name for name in names if name != text], list[str]()
     if isinstance(row.get(text), str):
         spans = [
-            name
-            for name in tables.usual_columns(SPANS, remaining)
-            if isinstance(row[name], list | tuple)
+            name for name in usual_columns(SPANS, remaining) if isinstance(row[name], list | tuple)
         ]
-    tag_names = (
-        spans or tables.usual_columns(TAGS, remaining) or tables.usual_columns(TAG, remaining)
-    )
+    tag_names = spans or usual_columns(TAGS, remaining) or usual_columns(TAG, remaining)
     if labelled is None:
         labelled = defaults.label in names or bool(tag_names)
     if labelled:
         label = next((name for name in (requested.label, defaults.label) if name in names), None)
-        label = label or tables.guess_column(_LABEL, tag_names or TAGS, names, where)
+        label = label or guess_column(_LABEL, tag_names or TAGS, names, where)
     document, sentence = (
         getattr(requested, role) or (usual if (usual := getattr(defaults, role)) in names else None)
         for role in ("document", "sentence")
@@ -209,7 +212,7 @@ def _word_columns(
     def choose(primary: str | None, other: str | None, known: Many[str]) -> str | None:
         """Return the column that is asked for, or usual, or has a known name."""
         exact = [name for name in (primary, other) if name in names]
-        return next(iter((*exact, *tables.usual_columns(known, names))), None)
+        return next(iter((*exact, *usual_columns(known, names))), None)
 
     numbers = [name for name in names if _SENTENCE.fullmatch(name.strip())]
     sentence = choose(requested.sentence, defaults.sentence, numbers)
@@ -232,7 +235,7 @@ def _joined_rows(rows: Iterator[TableRow], columns: TagColumns) -> Iterator[Tabl
         for row in rows:
             value = row.values.get(columns.sentence or "")
             # The number may stand in the first row of a sentence only: 1, empty, empty, 2 …
-            begins = not tables.is_absent(value) and value != ""
+            begins = not is_absent(value) and value != ""
             if group and begins and value != current:
                 yield _joined(group, columns)
                 group = []
@@ -248,7 +251,7 @@ def _joined(group: list[TableRow], columns: TagColumns) -> TableRow:
     assert columns.text is not None
     words = list[str]()
     for row in group:
-        value = tables.cell_of(row.values, columns.text, row.where)
+        value = cell_of(row.values, columns.text, row.where)
         if not isinstance(value, str | int):
             message = f"column {columns.text!r} holds {type(value).__name__}, not a word"
             fix = "Write the word. pandas reads NA as missing: read_csv(…, keep_default_na=False)."
@@ -257,10 +260,7 @@ def _joined(group: list[TableRow], columns: TagColumns) -> TableRow:
     lists = {columns.text: words}
     if columns.label is not None:
         lists[columns.label] = [
-            tables.label_of(
-                tables.cell_of(row.values, columns.label, row.where), columns.label, row.where
-            )
-            or ""
+            label_of(cell_of(row.values, columns.label, row.where), columns.label, row.where) or ""
             for row in group
         ]
     return TableRow({**group[0].values, **lists}, group[0].where)
@@ -383,7 +383,7 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
             name = fields.document
             yield document if lines else None if name is None else row.values.get(name), example
 
-    used = tables.asked_columns(fields)
+    used = asked_columns(fields)
     unused = [name for name in table.names if name and name not in used]
     opened = task.with_columns(columns)
     return Reading(opened, numbered(), table.share, table, parse, notes, unused)
@@ -459,7 +459,7 @@ def tag_example(
         DataError: a column is missing, or its value is not a list of words or of tags.
     """
     assert columns.text is not None
-    words, label = tables.cell_of(row, columns.text, where), columns.label
+    words, label = cell_of(row, columns.text, where), columns.label
     tags: Sentence | None = None
     answers = None if label is None else row.get(label)
     items = answers if isinstance(answers, list | tuple) else [answers]
@@ -468,7 +468,7 @@ def tag_example(
         spans = running_text.split_words(words, splitter)
         slices, starts = tuple(words[a:b] for a, b in spans), tuple(a for a, _ in spans)
         if label is not None:
-            entities = running_text.read_spans(tables.cell_of(row, label, where), label, where)
+            entities = running_text.read_spans(cell_of(row, label, where), label, where)
             tags = running_text.tags_from_spans(words, spans, entities, where)
         return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -481,7 +481,7 @@ def tag_example(
             )
         raise DataError(message, where=where, fix=fix)
     if label is not None:
-        values = tables.cell_of(row, label, where)
+        values = cell_of(row, label, where)
         if not isinstance(values, list) or not all(isinstance(tag, str | int) for tag in values):
             message = f"column {label!r} holds {_kind(values)}, not a list of tags"
             raise DataError(message, where=where, fix="Give each word a tag, such as O.")
