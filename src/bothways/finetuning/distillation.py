@@ -11,13 +11,13 @@ So does a guide: another model of vectors, by whose cosines likely positives are
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,13 +27,16 @@ from bothways.core.batch import Batch, ChoiceTargets, Targets
 from bothways.core.errors import ConfigError, places, report_findings
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
-from bothways.core.runtime.tuning import TUNING
 from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, TrainingModule
-from bothways.data.loader import in_batches
 from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence
-from bothways.prediction.engine import PredictionCounts, predict, prepare_task_model
+from bothways.prediction.engine import (
+    PredictionCounts,
+    predict,
+    predict_sequences,
+    prepare_task_model,
+)
 from bothways.prediction.predictor import open_task_model, unit
 from bothways.tasks.base import EncodedExample, TaskModel
 from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TextTargets
@@ -192,7 +195,14 @@ def with_teacher_scores(
         # The teacher may list the same labels in another order.
         columns = [task_model.labels.index(label) for label in data.labels]
     model = prepare_task_model(task_model, precision)
-    scores, examples = iter(_read_scores(model, data.sequences, device, progress)), []
+    count, examples = len(data.sequences), []
+    progress.stage("asking the teacher", count)
+    outputs = predict_sequences(
+        model, data.sequences, on_share=lambda share: progress.advance(share * count)
+    )
+    # Choices are the sequences of a question: a row for each.
+    is_column = task_model.scale == "choices"
+    scores = (x.T if is_column else x for x in map(np.atleast_2d, outputs))
     for example in (*data.train, *data.unlabelled):
         sequences = []
         for sequence in example.sequences:
@@ -200,32 +210,8 @@ def with_teacher_scores(
             targets = {**sequence.targets, TARGET: cls(next(scores)[:, columns])}
             sequences.append(dataclasses.replace(sequence, targets=targets))
         examples.append(dataclasses.replace(example, sequences=tuple(sequences)))
-    count = len(data.train)
-    train, unlabelled = tuple(examples[:count]), tuple(examples[count:])
-    return dataclasses.replace(data, train=train, unlabelled=unlabelled)
-
-
-def _read_scores(
-    task_model: TaskModel[Any, Any],
-    sequences: Many[Sequence],
-    device: torch.device,
-    progress: Progress,
-) -> list[Float32[np.ndarray, "rows columns"]]:
-    """Return the scores of each sequence."""
-    scores: dict[int, NDArray[np.float32]] = {}
-    max_tokens = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
-    progress.stage("asking the teacher", len(sequences))
-    model: Any = task_model.model
-    dtype = model.autocast_dtype
-    with torch.inference_mode():
-        for at, batch in in_batches(sequences, max_tokens, device):
-            with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                outputs = map(np.atleast_2d, task_model.outputs(batch))
-            # Choices are the sequences of a question: a row for each.
-            rows = (x.T for x in outputs) if task_model.scale == "choices" else outputs
-            scores.update((n, x.astype(np.float32)) for n, x in zip(at, rows, strict=True))
-            progress.advance(len(scores))
-    return [scores[at] for at in range(len(sequences))]
+    train, unlabelled = examples[: len(data.train)], examples[len(data.train) :]
+    return dataclasses.replace(data, train=tuple(train), unlabelled=tuple(unlabelled))
 
 
 def guide_of(task: object) -> str | None:

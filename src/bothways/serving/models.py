@@ -62,7 +62,7 @@ class ServedModel:
 
     @property
     def reads_vocabulary(self) -> bool:
-        """Whether its head has an output for each token of the vocabulary.
+        """True if its head has an output for each token of the vocabulary.
 
         The products of such a head are not batch-invariant: an example is a batch.
         """
