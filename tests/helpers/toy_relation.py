@@ -21,8 +21,9 @@ from bothways.core.batch import IGNORED, Batch, Targets
 from bothways.core.source import Sequence
 from bothways.core.training_module import Loss
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import Head, TagHead
+from bothways.model.heads import Head, LabelHead, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
+from bothways.model.model import Model
 from bothways.tasks.base import (
     Direction,
     EncodedExample,
@@ -34,6 +35,7 @@ from bothways.tasks.base import (
     nothing_to_score,
     softmax,
 )
+from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.metrics import Confusion, classification_metrics
 from bothways.tasks.predictions import ClassPrediction
 from bothways.text.template import assemble
@@ -194,11 +196,19 @@ def _targets(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return torch.as_tensor(first), torch.as_tensor(second), torch.as_tensor(labels)
 
 
+@dataclass(frozen=True)
+class TopicTask(ClassificationTask):
+    """A task on texts with predictions of a kind that the package has."""
+
+    kind: Literal["topic"] = "topic"  # type: ignore[assignment]
+
+
 def serve_once(folder: Path, rows: list[dict[str, Any]], file: Path) -> None:
     """Write what a server with the task answers, in a process where its entry precedes the routes."""
     from bothways.tasks.catalogue import ALL_TASKS
 
     ALL_TASKS["relation"] = RelationTask  # type: ignore[assignment]  # the one entry
+    ALL_TASKS["topic"] = TopicTask
     import httpx
 
     from bothways.hub.model_folder import load_model
@@ -215,3 +225,10 @@ def serve_once(folder: Path, rows: list[dict[str, Any]], file: Path) -> None:
         assert "/predict" not in routes, "it takes texts and pairs alone"
         response = httpx.post(url + "/relation", json={"inputs": rows})
         file.write_text(response.raise_for_status().text)
+    model = Model(loaded.model.config, (LabelHead(2),), loaded.model.encoder)
+    topics = TopicTask().bind(model, loaded.tokenizer, ("one", "two"), 12)
+    with running(App({"toy": ServedModel("toy", Predictor(topics))})) as url:
+        for route in ("/topic", "/predict", "/"):
+            body = {"inputs": rows[0]["words"][0]}
+            body |= {"parameters": {"function_to_apply": "softmax"}} if route == "/" else {}
+            httpx.post(url + route, json=body).raise_for_status()

@@ -329,7 +329,7 @@ def predict(models: Models, request: PredictRequest) -> shapes.Query:
     """
     model, value = models.choose(request.model, shapes.CLASSIFIERS), request.inputs
     raw = request.raw_scores
-    if raw and model.kind not in ("rerank", "regress"):
+    if raw and model.task_model.scale != "number":
         message = f"raw_scores must be false: the scores for {model.kind} are probabilities"
         raise RequestError("invalid", message, param="raw_scores")
     write = functools.partial(shapes.label_scores, raw=raw)

@@ -18,7 +18,15 @@ from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, request_errors
 from bothways.tasks.classification.task import ZeroShotTask
 from bothways.tasks.masked_lm.task import MaskFillingTask
-from bothways.tasks.predictions import AnswerPrediction, Entity
+from bothways.tasks.predictions import (
+    AnswerPrediction,
+    ClassPrediction,
+    Entity,
+    MultilabelPrediction,
+    RankPrediction,
+    ScorePrediction,
+    prediction_type,
+)
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
 
@@ -181,22 +189,23 @@ class Filling(TypedDict):
     sequence: str
 
 
-_FUNCTIONS = {
-    "classify": "softmax",
-    "zero-shot": "softmax",
-    "multilabel": "sigmoid",
-    "rerank": "sigmoid",
-    "regress": "none",
+_FUNCTIONS: Mapping[type, str] = {
+    ClassPrediction: "softmax",
+    MultilabelPrediction: "sigmoid",
+    RankPrediction: "sigmoid",
+    ScorePrediction: "none",
 }
-"""The functions that make the scores of each task."""
+"""The functions that make the scores of each kind of prediction."""
 
 
 def _text_classification(models: Models, request: ClassificationRequest) -> shapes.Query:
     model, parameters = models.choose(request.model), request.parameters
     function, top = parameters.function_to_apply, parameters.top_k
-    if function not in (None, _FUNCTIONS[model.kind]):
-        message = f"function_to_apply must be {_FUNCTIONS[model.kind]}, that of the model's task"
-        raise RequestError("invalid", message, param="parameters.function_to_apply")
+    if function is not None:
+        expected = _FUNCTIONS[prediction_type(model.task_model.task)]
+        if function != expected:
+            message = f"function_to_apply must be {expected}, that of the model's task"
+            raise RequestError("invalid", message, param="parameters.function_to_apply")
 
     def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
         # A list of lists for a single text too: the clients take its first element.
