@@ -295,9 +295,6 @@ def _words(plain: str | dict[str, Any]) -> str:
     return ", ".join([*kind, *(f"{name} {value}" for name, value in values.items())])
 
 
-__all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
-
-
 @own_torch_state(torch.float32)
 def finetune(  # noqa: PLR0913 – one independent value per question that a run answers
     settings: FinetuneConfig,

@@ -92,14 +92,11 @@ class Objective:
 
 def require_head(objective: Objective, encoder: EncoderConfig, head: Head) -> None:
     """Raise ConfigError unless `head` is the one that predicts tokens from this encoder."""
-    fitting = token_head(encoder)
-    if fitting == head:
+    if token_head(encoder) == head:
         return
-    sees = {
-        "masked": "lets each token see both sides",
-        "causal": "reads from left to right",
-    }
-    objectives = {"masked": "masked_lm", "causal": "causal_lm"}
-    message = f"{objective.kind!r} does not fit this encoder, which {sees[fitting.kind]}"
-    fix = f"Set objective={objectives[fitting.kind]}, or another encoder."
+    reads, kind = "lets each token see both sides", "masked_lm"
+    if encoder.is_causal:
+        reads, kind = "reads from left to right", "causal_lm"
+    message = f"{objective.kind!r} does not fit this encoder, which {reads}"
+    fix = f"Set objective={kind}, or another encoder."
     raise ConfigError(message, where="objective", fix=fix)

@@ -48,7 +48,7 @@ from bothways.prediction.prepared_model import PreparedModel
 from bothways.prediction.session_model import SessionModel, open_session, open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import ALL_TASKS, TASKS, AnyTask, task_kind
-from bothways.tasks.classification.task import NEEDS_ENTAILMENT, ClassificationTask
+from bothways.tasks.classification.task import NEEDS_ENTAILMENT
 from bothways.tasks.columns import UnclearColumnError
 from bothways.tasks.masked_lm.task import NEEDS_DIRECTION
 from bothways.tasks.reranking.task import cross_encoder
@@ -850,8 +850,7 @@ def _recorded_task(loaded: LoadedModel, kind: str | None) -> tuple[AnyTask, int 
             ):
                 return cross_encoder(reranker), reranker.length
     if kind is not None:
-        default = configs.read(FolderRecord, {"task": {"kind": kind}}).task or ClassificationTask()
-        return default.fitted(loaded.model), record.length
+        return ALL_TASKS[kind]().fitted(loaded.model), record.length
     # A single output without a problem type is a score, as in transformers.
     problem = loaded.problem or ("regression" if len(loaded.labels) == 1 else None)
     for cls in TASKS.values():

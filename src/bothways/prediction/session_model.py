@@ -138,7 +138,7 @@ def open_session(
         message = f"an exported model is in fp32 or in int8, not in {precision}"
         raise ConfigError(message, where="precision", fix="Set the precision to fp32 or int8.")
     [(form, graph)] = [item for item in FORMATS.items() if item[1].runtime == runtime]
-    path, name = resolve(folder), graph.files[resolved]
+    path, name = resolve(folder), graph.int8 if resolved == "int8" else graph.fp32
     config, file = read_hf_config(path), path / name
     if not file.is_file():
         options: dict[str, str] = {} if form == "onnx" else {"to": form}
@@ -235,29 +235,25 @@ class GraphFormat(NamedTuple):
     """A format of exported graphs.
 
     Attributes:
-        runtime: what computes it; `title` is its name in messages.
-        files: the file of each precision in an exported folder, where other programs look for it.
-        open: opens such a file.
+        title: the runtime's name in messages.
+        open: opens a file in it.
+        fp32, int8: the files in an exported folder, where other programs look for them.
     """
 
     runtime: GraphRuntime
     title: str
-    files: Mapping[GraphPrecision, str]
     open: Callable[[Path], tuple[Run, str | None]]
+    fp32: str
+    int8: str
 
 
 FORMATS: Mapping[Format, GraphFormat] = {
     "onnx": GraphFormat(
-        "onnxruntime", "onnxruntime",
-        {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}, open_onnx,
+        "onnxruntime", "onnxruntime", open_onnx, "onnx/model.onnx", "onnx/model_quantized.onnx"
     ),
     "openvino": GraphFormat(
-        "openvino", "OpenVINO",
-        {
-            "fp32": "openvino/openvino_model.xml",
-            "int8": "openvino/openvino_model_qint8_quantized.xml",
-        },
-        open_openvino,
+        "openvino", "OpenVINO", open_openvino,
+        "openvino/openvino_model.xml", "openvino/openvino_model_qint8_quantized.xml",
     ),
 }  # fmt: skip
 """The formats of an export, each in the folder of its name."""

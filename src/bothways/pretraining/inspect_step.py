@@ -8,7 +8,6 @@ are the same; sums over ranks are rounded in another order, and dropout has draw
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Cursor
 from bothways.core.training_module import hidden_matrices
 from bothways.data.corpus import Corpus
-from bothways.data.corpus_source import Corpora, Smoothed
+from bothways.data.corpus_source import Corpora
 from bothways.pretraining import run
 from bothways.pretraining.build import build_training_module, loader_of
 from bothways.pretraining.config import PretrainConfig
@@ -203,8 +202,6 @@ class Repeat:
             settings = configs.read(PretrainConfig, tree)
         except ConfigError as error:
             raise ConfigError(error.what, where=f"{file}: {error.where}", fix=error.fix) from error
-        if isinstance(text, Mapping) and settings.mixture is None:
-            settings = dataclasses.replace(settings, mixture=Smoothed())
         self.settings = settings
         corpora = self.corpora = Corpora.of(text, settings.mixture)
         if (digests := run.digests_of(settings, corpora)) != data.digests:

@@ -40,7 +40,7 @@ from documents import GUIDE, blocks, run_code
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
 from toy_predictors import TASKS, predictor
 
-ONNX, OPENVINO = FORMATS["onnx"].files, FORMATS["openvino"].files
+ONNX, OPENVINO = FORMATS["onnx"]._asdict(), FORMATS["openvino"]._asdict()
 
 
 @pytest.fixture(scope="module")

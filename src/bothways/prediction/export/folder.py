@@ -217,7 +217,7 @@ def _share(expected: Tensor, actual: Tensor) -> float:
     return float((expected - actual).abs().max()) / max(1.0, float(expected.abs().max()))
 
 
-ONNX = FORMATS["onnx"].files
+ONNX = FORMATS["onnx"]
 INLINE_BYTES = 1_900_000_000
 """Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
 _TOKENIZER_FILES = (
@@ -281,13 +281,13 @@ def write_export(  # noqa: PLR0913 – one option per question
     exported = exported_part(task_model)
     with replace_folder(target) as hidden:
         _write_companions(hidden, source, task_model, exported)
-        _save(build_graph(task_model.model, exported), hidden / ONNX["fp32"])
+        _save(build_graph(task_model.model, exported), hidden / ONNX.fp32)
         comparisons = []
         for name, step in steps.items():
             progress.stage(f"comparing with {step.title}")
-            file = hidden / step.files["fp32"]
+            file = hidden / step.fp32
             if name == "openvino":
-                convert_to_openvino(hidden / ONNX["fp32"], file, exported.head)
+                convert_to_openvino(hidden / ONNX.fp32, file, exported.head)
             run, _ = step.open(file)
             comparisons.append(compare_outputs(task_model.model, exported, run, step.title))
         for comparison in comparisons:
@@ -308,7 +308,7 @@ def write_export(  # noqa: PLR0913 – one option per question
             report.check(limit)
             reports[step.runtime] = report
         if "onnx" not in formats:
-            shutil.rmtree((hidden / ONNX["fp32"]).parent)
+            shutil.rmtree((hidden / ONNX.fp32).parent)
         files = [file for name in FORMATS for file in sorted(hidden.glob(f"{name}/*"))]
         sizes = {str(file.relative_to(hidden)): file.stat().st_size for file in files}
     return ExportResult(target, task_model.task.name, tuple(comparisons), reports, sizes)
@@ -369,7 +369,7 @@ def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> 
     if form == "openvino":
         source = hidden / "onnx" / "int8_weights.onnx"
         _save(with_int8_weights(build_graph(model, exported)), source)
-        convert_to_openvino(source, hidden / FORMATS["openvino"].files["int8"], exported.head)
+        convert_to_openvino(source, hidden / FORMATS["openvino"].int8, exported.head)
         for file in source.parent.glob(f"{source.name}*"):
             file.unlink()
         return
@@ -380,7 +380,7 @@ def _quantise(hidden: Path, form: str, model: Model, exported: ExportedPart) -> 
     try:
         # A scale for each output, in 7 bits: 8 would overflow 16-bit sums where a processor has
         # no instruction for products of bytes.
-        source, target = hidden / ONNX["fp32"], hidden / ONNX["int8"]
+        source, target = hidden / ONNX.fp32, hidden / ONNX.int8
         quantize_dynamic(
             source, target, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8
         )
