@@ -521,7 +521,7 @@ def calibrate(  # noqa: PLR0913 – one option per question
         >>> bothways.load("calibrated", abstain=1.0)("a good film").label is None
         True
     """
-    from bothways.prediction.analysis import calibrate as work
+    from bothways.prediction.analysis import calibrate as calibration
 
     if not str(out):
         raise ConfigError("is missing", where="out", fix="Name a new folder for the model.")
@@ -530,7 +530,7 @@ def calibrate(  # noqa: PLR0913 – one option per question
     columns = {"text": text, "text_b": text_b, "label": label}
     with shown_progress(progress) as reporter:
         labelled = _labelled_data(str(model), data, columns, reporter)
-        return work.calibrate(labelled, local_path(out), error, device)
+        return calibration.calibrate(labelled, local_path(out), error, device)
 
 
 @checked

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from bothways.tasks.catalogue import Trainable
     from bothways.training.run import Event
 
-    Corpora: TypeAlias = (
+    CorpusInput: TypeAlias = (
         str | Path | Corpus | Mapping[str, str | Path | Corpus] | Iterable[str | Path | Corpus]
     )
 
 
 @checked
 def pretrain(  # noqa: PLR0913 – one option per question
-    corpus: Corpora,
+    corpus: CorpusInput,
     model: str | EncoderConfig | None = None,
     objective: str | Objective | None = None,
     *,
@@ -122,7 +122,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
 
 @checked
 def find_lr(  # noqa: PLR0913 – one option per question
-    corpus: Corpora,
+    corpus: CorpusInput,
     model: str | EncoderConfig | None = None,
     objective: str | Objective | None = None,
     *,
@@ -165,7 +165,7 @@ def find_lr(  # noqa: PLR0913 – one option per question
 
 
 def _open_run(
-    corpus: Corpora,
+    corpus: CorpusInput,
     model: str | EncoderConfig | None,
     objective: str | Objective | None,
     start: str | Path | None,
@@ -236,7 +236,7 @@ def _without_text(source: str) -> BothwaysError:
 
 @checked
 def show(  # noqa: PLR0913 – one option per question
-    source: Corpora,
+    source: CorpusInput,
     text: str | None = None,
     text_b: str | None = None,
     *,
@@ -288,7 +288,7 @@ def show(  # noqa: PLR0913 – one option per question
         >>> [token.original for token in shown.sequences[0].tokens]
         ['[CLS]', 'a', 'good', 'film', '[SEP]']
     """
-    from bothways.data.corpus_source import Corpora as Mixed
+    from bothways.data.corpus_source import Corpora
     from bothways.data.manifest import holds_corpus
     from bothways.hub.resolve import is_model_folder, resolve_run
     from bothways.model_folders import load_model
@@ -315,7 +315,7 @@ def show(  # noqa: PLR0913 – one option per question
         tokenizer = loaded.tokenizer
     elif of_corpus or text is None:
         corpora = open_text(source)
-        tokenizer = Mixed.of(corpora, None).tokenizer
+        tokenizer = Corpora.of(corpora, None).tokenizer
     else:
         tokenizer = Tokenizer.load(str(source))
     run_settings, notes = None, list[str]()
@@ -395,7 +395,7 @@ def adapt(  # noqa: PLR0913 – one option per question
         (['domain'], 'model')
     """
     from bothways.data.tables import given_rows
-    from bothways.pretraining import adapt as job
+    from bothways.pretraining import adapt as adaptation
 
     def paths(sources: str | Path | Iterable[str | Path], name: str) -> list[str]:
         items = [sources] if isinstance(sources, str | Path) else [*given_rows(sources, name)]
@@ -408,7 +408,7 @@ def adapt(  # noqa: PLR0913 – one option per question
         return [*map(str, items)]
 
     with shown_progress(progress) as reporter:
-        return job.adapt(
+        return adaptation.adapt(
             model,
             paths(texts, "texts"),
             local_path(out),
@@ -754,7 +754,7 @@ def source_name(rows: Rows, name: str) -> str:
     return str(rows) if isinstance(rows, str | Path) else f"{name} rows"
 
 
-def open_text(corpora: Corpora) -> Corpus | dict[str, Corpus]:
+def open_text(corpora: CorpusInput) -> Corpus | dict[str, Corpus]:
     """Open what is not open yet; the names of folders in a list are their own."""
     from bothways.data.corpus import Corpus
     from bothways.data.corpus_source import corpus_names
