@@ -40,7 +40,9 @@ from documents import GUIDE, blocks, run_code
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
 from toy_predictors import TASKS, predictor
 
-ONNX, OPENVINO = FORMATS["onnx"]._asdict(), FORMATS["openvino"]._asdict()
+ONNX, OPENVINO = (
+    {"fp32": FORMATS[name].fp32, "int8": FORMATS[name].int8} for name in ("onnx", "openvino")
+)
 
 
 @pytest.fixture(scope="module")

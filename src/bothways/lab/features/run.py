@@ -44,8 +44,8 @@ from bothways.data.loader import (
     in_batches,
     unchanged,
 )
-from bothways.finetuning.data import label
-from bothways.finetuning.splits import parse_part, split_examples
+from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.data import label, read_examples
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
 from bothways.lab.features import LayerChoice
@@ -436,16 +436,10 @@ def prepare_features(
     length, depth = settings.length or model.config.max_positions, model.config.depth
     layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
     report_findings(check_model(model.config, tokenizer, length))
-    reading = settings.task.read(settings.train, settings.task.columns)
-    train, task = list(reading.examples), reading.task
-    dev_part = parse_part(settings.dev)
-    if dev_part is None:
-        dev = list(task.read(settings.dev, settings.task.columns).examples)
-    else:
-        split = split_examples(settings.task, train, dev_part)
-        train, dev = split.train, split.dev
-    data = label(task, tokenizer, train, dev, length)
-    for finding in data.findings:
+    sources = FinetuneConfig(train=settings.train, dev=settings.dev, task=settings.task)
+    read = read_examples(sources, progress=progress)
+    data = label(read.task, tokenizer, read.examples["train"], read.examples["dev"], length)
+    for finding in (*read.findings, *data.findings):
         progress.message(f"{finding.severity}: {finding}")
     tagger = Tagger(settings.task, model, tokenizer, data.labels, length)
     tagger.to(choose_device(device)).eval()
