@@ -43,7 +43,6 @@ from bothways.hub.resolve import object_in, resolve, resolve_run
 from bothways.prediction import engine
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks import base
-from bothways.tasks.catalogue import Trainable
 from bothways.tasks.columns import TableTask, asked_columns, is_absent, require_columns
 from bothways.tasks.question_answering.examples import QuestionColumns
 from bothways.text.tokenizer import Tokenizer
@@ -326,7 +325,7 @@ def _number(value: Any, name: str) -> float:
 class ExamplesRead(NamedTuple):
     """Training and dev examples by name, their task, notes on the reading, and the split."""
 
-    task: Trainable
+    task: base.Task[Any, Any]
     examples: dict[str, list[Any]]
     findings: list[Finding]
     split: SplitResult | None = None
@@ -355,8 +354,8 @@ def read_examples(
     sources: dict[str, Rows] = {"train": settings.train if train is None else train}
     if settings.dev is not None and share is None:
         sources["dev"] = settings.dev if dev is None else dev
-    task, examples, groups = settings.task, dict[str, list[Any]](), None
-    findings: list[Finding] = []
+    task: base.Task[Any, Any] = settings.task
+    examples, groups, findings = dict[str, list[Any]](), None, list[Finding]()
     for name, rows in sources.items():
         group = settings.split.group if name == "train" else None
         named = settings.task.columns
@@ -398,7 +397,7 @@ class RowsRead(NamedTuple):
     """
 
     examples: list[Any]
-    task: Trainable
+    task: base.Task[Any, Any]
     groups: list[Hashable]
     unused: list[str]
     classes: Mapping[str, Many[str]]
@@ -406,7 +405,7 @@ class RowsRead(NamedTuple):
 
 def read_rows(
     rows: Rows,
-    task: Trainable,
+    task: base.Task[Any, Any],
     name: str,
     progress: Progress = SILENT,
     *,
@@ -444,7 +443,7 @@ def read_rows(
 
     parser, location, examples = _Parser(parse, group), name, list[Any]()
     classes: Mapping[str, Many[str]] = {}
-    columns: Any = task.columns
+    columns = task.columns
     reading: base.Reading[Any]
     if not isinstance(rows, str | Path):
         reading = task.read_rows(_numbered(rows, task, name), parser, labelled=labelled)
@@ -461,7 +460,7 @@ def read_rows(
         if reading.table is not None and reading.parse is not None:
             parser.parse, classes = reading.parse, reading.table.classes
             items = map(parser, reading.table.rows)
-        task = reading.task  # type: ignore[assignment]
+        task = reading.task
         for number, item in enumerate(items):
             if number % REPORTED == 0:
                 progress.advance(number if reading.share is None else reading.share())
@@ -500,9 +499,9 @@ class _Parser:
         return [name for name in self._first if name and name not in used]
 
 
-def _numbered(rows: tables.Given, task: Trainable, name: str) -> Iterator[TableRow]:
+def _numbered(rows: tables.Given, task: base.Task[Any, Any], name: str) -> Iterator[TableRow]:
     """Yield rows in memory with their numbers."""
-    columns: Any = task.columns
+    columns = task.columns
     for number, row in enumerate(tables.given_rows(rows, name), 1):
         location, item = f"{name} row {number}", row
         if isinstance(row, Mapping):  # csv.DictReader has None as the name of surplus cells
@@ -539,7 +538,7 @@ class DataSource:
         return f"{self.name}, {self.examples:,} examples, sha256 {self.sha256}"
 
 
-def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
+def fingerprints(task: base.Task[Any, Any], sources: Mapping[str, str]) -> dict[str, str]:
     """Return the sha256 of the examples of each source by name; the first has the columns.
 
     Raises:
@@ -551,7 +550,9 @@ def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
 
 @functools.lru_cache
 def _fingerprints(
-    task: Trainable, sources: tuple[tuple[str, str], ...], *written: tuple[int, int] | None
+    task: base.Task[Any, Any],
+    sources: tuple[tuple[str, str], ...],
+    *written: tuple[int, int] | None,
 ) -> dict[str, str]:
     """Read the data once for the runs of a series, unless a file changes."""
     result, named = {}, task.columns

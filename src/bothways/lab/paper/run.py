@@ -40,7 +40,6 @@ from bothways.model.model import Model
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.forecast import forecast_run
 from bothways.tasks.base import Task
-from bothways.tasks.catalogue import Trainable
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.schedules import Epochs, Hours
 from bothways.training.step_cost import BACKWARD, measure_updates
@@ -152,18 +151,17 @@ def estimate(entries: Many[Experiment], out: Path, *, device: str) -> TableSecti
 
 
 def _data_size(
-    source: str, task: Trainable, length: int, tokenizer: Tokenizer
+    source: str, task: Task[Any, Any], length: int, tokenizer: Tokenizer
 ) -> tuple[int, float, list[Sequence]]:
     """Count the examples of a source, and estimate its tokens from the first ones; return these.
 
     Raises:
         DataError: the source cannot be read.
     """
-    reading = task.read(source, getattr(task, "columns", None))
-    task_read: Task[Any, Any] = reading.task
+    reading = task.read(source, task.columns)
     sample = list(itertools.islice(reading.examples, SAMPLED))
     count = len(sample) + sum(1 for _ in reading.examples)
-    encoded = task_read.encode(sample, tokenizer, task_read.labels(sample), length)
+    encoded = reading.task.encode(sample, tokenizer, reading.task.labels(sample), length)
     sequences = [sequence for item in encoded for sequence in item.sequences]
     return count, sum(map(len, sequences)) * count / len(sample), sequences
 
