@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Sequence as Many
 
+import httpx
 import pytest
 
 from bothways.core.errors import ConfigError, FolderError
@@ -13,7 +14,7 @@ from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import Head
+from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Learned
@@ -22,12 +23,14 @@ from bothways.prediction.analysis.report import analyse, analysis_of
 from bothways.prediction.bulk.parts import part_content
 from bothways.prediction.engine import evaluate_task
 from bothways.prediction.predictor import Predictor
+from bothways.serving import app
 from bothways.serving.shapes import PREDICTIONS
 from bothways.tasks.predictions import ClassPrediction, json_schema, prediction_type
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs
 from bothways.training.step_cost import forward_flops
-from toy_relation import RelationExample, RelationHead, RelationTask, serve_once
+from running_server import running
+from toy_relation import RelationExample, RelationHead, RelationTask, TopicTask, serve_once
 from toy_task import VOCABULARY, WORDS, fit_task, make_tokenizer
 from toy_training import exit_code
 
@@ -93,6 +96,15 @@ def test_reports_files_and_routes_derive_from_its_declaration(tmp_path):
     model = Model(CONFIG, (RelationHead(2),))
     analysis = analysis_of(RelationTask().bind(model, tokenizer, ("after", "before"), LENGTH))
     assert isinstance(analysis, ClassAnalysis)
+
+
+def test_a_server_refuses_requests_for_a_task_without_an_entry(tmp_path):
+    model = Model(CONFIG, (LabelHead(2),))
+    task_model = TopicTask().bind(model, make_tokenizer(tmp_path), ("one", "two"), LENGTH)
+    with running(app(Predictor(task_model))) as url:
+        answer = httpx.post(url + "/", json={"inputs": "ape"})
+        assert answer.json()["error"]["code"] == "wrong_task"
+        assert "post" not in httpx.get(url + "/openapi.json").json()["paths"]["/"]
 
 
 @dataclasses.dataclass(frozen=True)

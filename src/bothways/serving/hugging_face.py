@@ -376,7 +376,8 @@ ALTERNATIVES: Mapping[str, Many[shapes.Route]] = {
 
 def choose_route(models: Models, body: Mapping[str, Any]) -> shapes.Route:
     """Return the route for a request, which depends on the task of the model."""
-    kind, parameters = models.choose(body.get("model")).kind, body.get("parameters")
+    kind = models.choose(body.get("model"), [*ALTERNATIVES]).kind
+    parameters = body.get("parameters")
     others = {"embed": isinstance(body.get("inputs"), dict), "rerank": "query" in body}
     labelled = isinstance(parameters, dict) and "candidate_labels" in parameters
     other = others.get(kind, labelled and kind in ("classify", "zero-shot"))

@@ -25,7 +25,13 @@ ROUTES: dict[str, Route] = {
     "/similarity": compatible.SIMILARITY,
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), compatible.RERANK),
     **dict.fromkeys(("/v1/embeddings", "/embeddings"), compatible.EMBEDDINGS),
-    "/": Route(None, hugging_face.choose_route, Any, "Hugging Face: the task of the model"),
+    "/": Route(
+        None,
+        hugging_face.choose_route,
+        Any,
+        "Hugging Face: the task of the model",
+        tuple(hugging_face.ALTERNATIVES),
+    ),
     "/tokenize": compatible.TOKENIZE,
     "/search": SEARCH,
 }
