@@ -11,7 +11,8 @@ from bothways.core.config.values import checked, require_at_least, require_choic
 from bothways.core.errors import ConfigError, DataError, argument, require
 from bothways.core.files import check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
-from bothways.prediction import Format, PartFormat, PredictPrecision, Runtime
+from bothways.hub import Format
+from bothways.prediction import PartFormat, PredictPrecision, Runtime
 
 if TYPE_CHECKING:
     from bothways.hub.model_folder import PretrainedModel

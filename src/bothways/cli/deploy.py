@@ -18,9 +18,9 @@ from bothways.core.errors import ConfigError, FolderError, require
 from bothways.core.files import check_not_input
 from bothways.core.progress import terminal_progress
 from bothways.core.terminal import listed, quantity, write_stderr
+from bothways.hub import Format
 from bothways.hub.convert import ModelPart
 from bothways.hub.resolve import resolve_run
-from bothways.prediction import Format
 
 
 def convert(

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,6 +25,7 @@ from torch import Tensor
 from bothways.core.errors import FolderError, call, read_errors
 from bothways.core.files import read_object
 from bothways.core.terminal import listed, quantity
+from bothways.hub import Format, GraphRuntime
 from bothways.hub.resolve import ADAPTER_WEIGHTS, MODULES
 from bothways.model.families.weight_names import KeyTable, Shape, Spare, Tie
 
@@ -77,7 +78,7 @@ def open_weights(folder: Path) -> Weights:
     files = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
     if files:
         fix = f"It has {listed(files)}; rename the model's own weights to model.safetensors."
-    for name, runtime in (("openvino", "openvino"), ("onnx", "onnxruntime")):
+    for name, runtime in zip(get_args(Format), get_args(GraphRuntime), strict=True):
         if (folder / name).is_dir():
             command = call("predict", str(folder), runtime=runtime)
             fix = f"An exported graph is computed by {command}"

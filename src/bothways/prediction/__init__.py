@@ -5,12 +5,10 @@ The names that options take are here and in the packages inside, for commands th
 
 from typing import Literal
 
+from bothways.hub import GraphRuntime
+
 PredictPrecision = Literal["auto", "fp32", "bf16", "int8"]
 """Precisions of matrix products; auto is bf16 where the hardware has it."""
-Format = Literal["onnx", "openvino"]
-"""Formats of an exported graph; `session_model.FORMATS` has the runtime of each."""
-GraphRuntime = Literal["onnxruntime", "openvino"]
-"""Runtimes for the graph of an exported folder."""
 Runtime = Literal["torch", GraphRuntime]
 """Runtimes for a model: this library with torch, or another runtime from an exported folder."""
 PartFormat = Literal["jsonl", "spans", "parquet", "npy"]

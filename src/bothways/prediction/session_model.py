@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError, argument, call, optional
 from bothways.core.files import read_object
+from bothways.hub import Format, GraphRuntime
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import LoadedModel, read_record
 from bothways.hub.resolve import PROGRAM, resolve
@@ -31,7 +32,6 @@ from bothways.hub.weight_files import LoadReport
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import HEADS
 from bothways.model.model import Hidden
-from bothways.prediction import Format, GraphRuntime
 from bothways.prediction.prepared_model import GraphPrecision, UnpackedModel
 
 Arrays = Mapping[str, NDArray[np.int64]]

@@ -23,14 +23,14 @@ from bothways.core.errors import DivergedError, optional, require
 from bothways.core.files import check_not_input, local_path, replace_folder
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import own_torch_state
-from bothways.hub import model_folder
+from bothways.hub import Format, GraphRuntime, model_folder
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import program_files
 from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
-from bothways.prediction import Format, GraphRuntime, session_model
+from bothways.prediction import session_model
 from bothways.prediction.analysis.evaluation import MAX_LOSS, Int8Report, measure_int8
 from bothways.prediction.export.encoder_graph import (
     WITH_GLOBAL_TOKENS,
