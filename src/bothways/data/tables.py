@@ -719,7 +719,7 @@ def listed_classes(data: Any) -> dict[str, list[str]]:
         return class_names(features)
     pairs = kinds.items() if hasattr(kinds, "items") else ()
     return {
-        str(name): [*map(str, kind.categories.difference(data[name]))]
+        str(name): [*map(str, kind.categories.difference(data[name], sort=False))]
         for name, kind in pairs
         if hasattr(kind, "categories")
     }

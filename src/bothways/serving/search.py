@@ -114,7 +114,8 @@ def open_indexes(
                 embedder = open_embedder(served.predictor, record)
                 fitting.append(replace(served, variant=embedder.task_model))
         if not fitting:
-            message = f"was made by {record.model}, which is not among the models that are served"
+            message = f"was made by {record.model}, which is not among the models that are served "
+            message += "with its settings"
             fix = f"Serve it, too: {call('serve', f'{record.model}:embed', index=str(path))}."
             raise FolderError(message, where=path, fix=fix)
         indexes[name] = ServedIndex(name, fitting[0], index)
