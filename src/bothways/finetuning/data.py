@@ -358,8 +358,9 @@ def read_examples(
     examples, groups, findings = dict[str, list[Any]](), None, list[Finding]()
     for name, rows in sources.items():
         group = settings.split.group if name == "train" else None
-        named = settings.task.columns
-        rows_read = read_rows(rows, task, name, progress, group=group, named=named)
+        rows_read = read_rows(
+            rows, task, name, progress, group=group, requested=settings.task.columns
+        )
         examples[name] = rows_read.examples
         if not rows_read.examples:
             fix = "Give at least one example."
@@ -411,15 +412,15 @@ def read_rows(
     *,
     labelled: bool = True,
     group: str | None = None,
-    named: Any = None,
+    requested: Any = None,
 ) -> RowsRead:
     """Read the examples of a file, a Hub data set, or rows in memory.
 
     Args:
         name: name of rows in memory in messages, such as "train".
         group: the column of the groups; None for none.
-        named: the columns that the user names; a table that lacks further ones of the task, such as
-            dev data of another form, has its own guessed. None: those of the task.
+        requested: the columns that the user names; a table that lacks further ones of the task,
+            such as dev data of another form, has its own guessed. None: the task's.
     """
 
     selected = set[Any]()
@@ -453,7 +454,7 @@ def read_rows(
         if name == "train" and len(selected) == 1:
             task = task.with_columns(*selected)
     else:
-        columns = columns if named is None or not isinstance(task, TableTask) else named
+        columns = columns if requested is None or not isinstance(task, TableTask) else requested
         reading, location = task.read(str(rows), columns, labelled=labelled), str(rows)
         progress.stage(f"reading {rows}", None if reading.share is None else 1.0)
         items: Iterable[Any] = reading.examples
@@ -555,9 +556,9 @@ def _fingerprints(
     *written: tuple[int, int] | None,
 ) -> dict[str, str]:
     """Read the data once for the runs of a series, unless a file changes."""
-    result, named = {}, task.columns
+    result, requested = {}, task.columns
     for name, source in sources:
-        rows = read_rows(source, task, name, named=named)
+        rows = read_rows(source, task, name, requested=requested)
         task, result[name] = rows.task, base.examples_fingerprint(rows.examples)
     return result
 

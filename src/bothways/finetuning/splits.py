@@ -173,7 +173,7 @@ def split_examples(
 def _deal(
     task: Task[Any, Any], examples: Many[Any], units: Many[list[int]], dev_part: DevPart, seed: int
 ) -> tuple[list[int], list[list[int]]]:
-    """Return the side of each example, and the units in an order that is not that of the rows."""
+    """Return the side of each example, and the units in an order that their content decides."""
     values = [task.stratum(example) for example in examples]
     scores = sorted(value for value in values if isinstance(value, float))
     counts = Counter(label for value in values if isinstance(value, tuple) for label in value)

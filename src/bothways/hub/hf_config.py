@@ -158,9 +158,9 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
         # The checkpoints of a Trainer, and a model in the Hub's cache.
-        found = [*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")]
-        if found:
-            fix = f"Give a folder in it: {listed(sorted(str(file.parent) for file in found))}"
+        inner = [*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")]
+        if inner:
+            fix = f"Give a folder in it: {listed(sorted(str(file.parent) for file in inner))}"
         if (folder / MODULES).is_file():
             fix = "Copy or download the folder again, or if it is one of sentence-transformers "
             fix += f"without a Transformer, compute its vectors with {argument(task='embed')}."

@@ -158,7 +158,7 @@ SHORT_BODY = 16 << 10
 """Bytes of a body up to which a request is refused without a call of the app."""
 _LONG_HEAD = f"the headers are above the limit of {HEAD_BYTES:,} bytes"
 OTHER_FILES = 100
-"""Open files of a server that are no connections, at most."""
+"""Open files of a server other than connections, at most."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEEP_ALIVE_SECONDS = 30
 RESET_SECONDS = 0.1

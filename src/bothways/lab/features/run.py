@@ -437,9 +437,10 @@ def prepare_features(
     layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
     report_findings(check_model(model.config, tokenizer, length))
     sources = FinetuneConfig(train=settings.train, dev=settings.dev, task=settings.task)
-    read = read_examples(sources, progress=progress)
-    data = label(read.task, tokenizer, read.examples["train"], read.examples["dev"], length)
-    for finding in (*read.findings, *data.findings):
+    data_read = read_examples(sources, progress=progress)
+    examples = data_read.examples
+    data = label(data_read.task, tokenizer, examples["train"], examples["dev"], length)
+    for finding in (*data_read.findings, *data.findings):
         progress.message(f"{finding.severity}: {finding}")
     tagger = Tagger(settings.task, model, tokenizer, data.labels, length)
     tagger.to(choose_device(device)).eval()

@@ -67,7 +67,7 @@ class ModelComparison:
     Attributes:
         difference: difference of the mean grades, B − A.
         error_reduction: the same difference relative to the errors of A (`tasks.metrics`); None
-            for grades that are no fractions, such as log probabilities.
+            for grades that are not fractions, such as log probabilities.
         interval: the 95 % confidence interval of the difference.
         p_value: the probability of a difference at least as large, in either direction, by chance.
     """

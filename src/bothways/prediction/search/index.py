@@ -458,8 +458,8 @@ def open_embedder(
             name, opened_length, opened = model.opened_from()
             _check_model(name, record)
             # Settings that the index does not name are the folder's; prompts are its own.
-            others = opened.keys() - record.settings.keys() - {"prompts", "prompt_name", "prompt"}
-            if others or opened_length not in (None, record.length):
+            excess = opened.keys() - record.settings.keys() - {"prompts", "prompt_name", "prompt"}
+            if excess or opened_length not in (None, record.length):
                 message = "was opened with another length or other settings than the index has"
                 fix = f"Open it with length={record.length} and {dict(record.settings)}."
                 raise ConfigError(message, where="model", fix=fix)

@@ -128,12 +128,12 @@ def mine_window(
     positives = [[*example.all_texts[1 : 2 + len(example.positives)]] for example in examples]
     vectors = embed_documents([text for texts in positives for text in texts])
     ends = np.cumsum([len(texts) for texts in positives])
-    # Positives and the negatives that a row has are dropped: so many more are searched for.
-    known = [
+    # Positives and negatives of a row are dropped: the search goes deeper by their number.
+    excluded = [
         answers[example.text] | {*map(text_key, (example.text, *example.negatives))}
         for example in examples
     ]
-    depth = mining.depth + max(map(len, known))
+    depth = mining.depth + max(map(len, excluded))
     nearest = index.nearest(queries, depth) if mining.mode == "vectors" else None
     for number, (example, query) in enumerate(zip(examples, queries, strict=True)):
         anchor = example.text
@@ -145,7 +145,7 @@ def mine_window(
             scores = index.vectors[rows] @ query
         else:
             scores, rows = (array[number] for array in nearest)
-        bar, seen = mining.bar(positive), known[number]
+        bar, seen = mining.bar(positive), excluded[number]
         near, far = scores > bar, scores <= bar
         likely: list[dict[str, Any]] = [
             {
