@@ -122,6 +122,8 @@ def _merged(low: Any, high: Any, location: str) -> Any:
     match low:
         case Mapping():
             return merge(low, high, location)
+        case "none":  # as a file says that there is no table
+            return high
         case str():  # the short form of a table: "linear" is {kind = "linear"}
             return merge({"kind": low}, high, location)
         case list():
