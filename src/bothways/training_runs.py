@@ -182,6 +182,7 @@ def _open_run(
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     source = None if start is None else str(start)
     encoder, mixed = encoder_of(model, source, tokenizer), not isinstance(text, Corpus)
+    check_shape(encoder, model, settings, config)
     return text, *pretrain_settings(
         encoder, objective, settings, source, recipe, config, device, mixed=mixed
     )
@@ -208,9 +209,9 @@ def pretrain_settings(
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import chosen_settings
 
-    overrides = dict(settings)
+    overrides = {**_given({"start": start}), **settings}
     if isinstance(objective, str):  # first: settings of the objective change it
-        overrides = {"objective": objective.replace("-", "_"), **settings}
+        overrides = {"objective": objective.replace("-", "_"), **overrides}
 
     def changed(base: PretrainConfig) -> PretrainConfig:
         if mixed:
@@ -224,6 +225,43 @@ def pretrain_settings(
         return load_pretraining(base, overrides, _path(config))
 
     return chosen_settings(recipe, encoder, start, changed, devices.gpu_memory(device))
+
+
+_SHAPE = ("width", "depth", "heads", "intermediate_size", "embedding")
+
+
+def check_shape(
+    encoder: EncoderConfig,
+    model: str | Path | EncoderConfig | None,
+    settings: Mapping[str, Any] | Iterable[str],
+    config: str | Path | None,
+    where: str = "model",
+) -> None:
+    """Raise ConfigError if a file has the whole shape of another model than the one that is named.
+
+    A table `encoder` without `vocab`, which the config.toml of a run has, changes that model.
+
+    Args:
+        encoder: the shape of `model`; None for a model that is not named.
+        settings: those that have priority over the file.
+        where: the argument that names it.
+    """
+    from bothways.core.config.reader import read
+    from bothways.core.config.values import parse_overrides, read_toml
+    from bothways.model.config import EncoderConfig
+
+    table = {} if model is None or config is None else read_toml(local_path(config))
+    if "vocab" not in table.get("encoder", {}):
+        return
+    changes = parse_overrides(settings).get("encoder", {})
+    bases = (encoder, read(EncoderConfig, table["encoder"]))
+    named, other = (read(EncoderConfig, changes, base=base, where="encoder") for base in bases)
+    kinds = {"position": (named.position.kind, other.position.kind)}
+    pairs = kinds | {name: (getattr(named, name), getattr(other, name)) for name in _SHAPE}
+    if differs := [name for name, (one, two) in pairs.items() if one != two]:
+        message = f"is given, and {config} has a model with another {', '.join(differs)}"
+        fix = f"Give one of them: leave it out, or delete the table [encoder] of {config}."
+        raise ConfigError(message, where=where, fix=fix)
 
 
 def _without_text(source: str) -> BothwaysError:
@@ -331,6 +369,7 @@ def show(  # noqa: PLR0913 – one option per question
             encoder = loaded.config
         else:
             encoder = encoder_of(model, first, tokenizer)
+        check_shape(encoder, model, settings, config)
         run_settings, notes = pretrain_settings(
             encoder, objective, settings, first, recipe, config, mixed=isinstance(corpora, dict)
         )
@@ -577,16 +616,21 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
         message = f"must be a name or a task, not {type(value).__name__}"
         fix = 'Write task="regress"; with settings, task=RegressionTask(length=256).'
         raise ConfigError(message, where="task", fix=fix)
-    base = dataclasses.replace(
-        RECIPES[recipe](value),
-        model=str(model),
-        train=source_name(train, "train"),
-        dev=dev_name(dev),
-        metrics=metrics,
-    )
-    overrides = settings if seed is None else {**settings, "seed": seed}
+    # Over those of a file, as the config.toml of a run has them.
+    arguments: dict[str, Any] = {"model": str(model), "train": source_name(train, "train")}
+    arguments["dev"] = dev_name(dev)
+    base = dataclasses.replace(RECIPES[recipe](value), metrics=metrics, **arguments)
+    overrides = {**_given(arguments), **settings, **_given({"seed": seed})}
     loaded = load_config(base, overrides, _path(config))
+    if value.kind not in (loaded.task.kind, "classify"):  # "classify" may be the default
+        message = f"is {value.kind}, and {config} has the task {loaded.task.kind}"
+        raise ConfigError(message, where="task", fix="Give one of them.")
     return loaded, [f"note: {note}" for note in replaced_members(loaded, base)]
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 @checked
@@ -655,17 +699,13 @@ def distil(  # noqa: PLR0913 – one option per question
     """
     from bothways.core.config.reader import replaced_members
     from bothways.data.corpus import Corpus
-    from bothways.finetuning import run as finetuning
-    from bothways.finetuning.config import load_config, taught_finetuning
+    from bothways.finetuning import config as finetune_config, run as finetuning
     from bothways.prediction.static_distillation import distil_static
-    from bothways.pretraining import run as pretraining
-    from bothways.pretraining.config import load_pretraining
-    from bothways.pretraining.recipes import distillation
+    from bothways.pretraining import config as pretrain_config, recipes, run as pretraining
 
     folder, teacher = _run_folder(out, settings, resume), str(teacher)
     name = None if student is None else str(student)
-    if until is not None:
-        settings["until"] = until
+    settings |= _given({"until": until})
     is_corpus = isinstance(data, Corpus) or (
         isinstance(data, str | Path) and local_path(data).is_dir()
     )
@@ -698,14 +738,20 @@ def distil(  # noqa: PLR0913 – one option per question
             fix = "Leave it out; held_out=0.01 sets aside text."
             raise ConfigError(message, where="dev", fix=fix)
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
-        base: Any = distillation(teacher, text, name, recipe)
-        config_values: Any = load_pretraining(base, settings, _path(config))
+        base: Any = recipes.distillation(teacher, text, name, recipe)
+        check_shape(base.encoder, name, settings, config, "student")
+        start = name if base.start == name else None
+        settings = {**_given({"objective.teacher": teacher, "start": start}), **settings}
+        config_values: Any = pretrain_config.load_pretraining(base, settings, _path(config))
         run: Any = functools.partial(pretraining.pretrain, config_values, text)
     else:
         assert not isinstance(data, Corpus)
         train = source_name(data, "data")  # type: ignore[arg-type]
-        base = taught_finetuning(teacher, train, name, recipe, dev_name(dev))
-        config_values = load_config(base, settings, _path(config))
+        base = finetune_config.taught_finetuning(teacher, train, name, recipe, dev_name(dev))
+        arguments = {"model": name, "train": train, "dev": base.dev, "teacher.folder": teacher}
+        config_values = finetune_config.load_config(
+            base, {**_given(arguments), **settings}, _path(config)
+        )
         common |= {"train": data, "dev": None if isinstance(dev, int | float) else dev}
         run = functools.partial(finetuning.finetune, config_values)
     notes = [f"note: {note}" for note in replaced_members(config_values, base)]

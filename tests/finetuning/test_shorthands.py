@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import bothways
+from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import SAME, SHORTHANDS, FinetuneConfig, load_config
@@ -96,3 +97,20 @@ def test_a_model_in_memory_is_refused_where_a_folder_is_needed(where, run):
     with pytest.raises(ConfigError) as refused:
         run([{"text": "a", "label": "b"}])
     assert refused.value.where == where
+
+
+def test_arguments_have_priority_over_the_file_of_another_run(tmp_path, monkeypatch):
+    """A run by the config.toml of another one had that one's model, and named its data."""
+    seen: list[FinetuneConfig] = []
+    monkeypatch.setattr("bothways.finetuning.run.finetune", lambda run, *_, **__: seen.append(run))
+    file = tmp_path / "config.toml"
+    file.write_text(configs.to_toml(replace(BASE, dev="d.tsv")))
+    bothways.finetune("new", "new.tsv", config=file, lora={"rank": 4})
+    bothways.finetune("new", "new.tsv", dev=0.2, config=file)
+    assert [(run.model, run.train, run.dev) for run in seen] == [
+        ("new", "new.tsv", "d.tsv"), ("new", "new.tsv", "20%"),
+    ]  # fmt: skip
+    with pytest.raises(
+        ConfigError, match=r"task: is regress, and .*config.toml has the task class"
+    ):
+        bothways.finetune("new", "new.tsv", task="regress", config=file)

@@ -16,8 +16,9 @@ from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLM
+from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
-from bothways.pretraining.recipes import modern
+from bothways.pretraining.recipes import distillation, modern
 from bothways.training.run import TRAINING_NAMES
 from bothways.training.schedules import Epochs, Steps
 from commands import run_line
@@ -65,6 +66,35 @@ def test_the_recipe_follows_the_budget_in_python_too(corpus, monkeypatch):
         bothways.pretrain(corpus, "bert-tiny", until=until, recipe=recipe, lr=2e-3)
     assert [run.evaluation_tokens for run in seen] == [20_000, 200_000, 200_000]
     assert [flatten(configs.to_dict(run))["training.optimizer.lr"] for run in seen] == [2e-3] * 3
+
+
+def test_arguments_have_priority_over_the_file_of_another_run(corpus, tmp_path, monkeypatch):
+    """The file had replaced the model that was named, its weights or the teacher."""
+    seen: list[PretrainConfig] = []
+    monkeypatch.setattr("bothways.pretraining.run.pretrain", lambda run, *_, **__: seen.append(run))
+    tiny = fit_to_corpus(preset("bert-tiny"), corpus.tokenizer)
+    save_model(tmp_path / "new", Model(tiny, [MaskedHead()]), corpus.tokenizer)
+    new, file = str(tmp_path / "new"), tmp_path / "config.toml"
+    file.write_text(configs.to_toml(modern(tiny)))
+    another = r"model: is given, and .*config.toml has a model with another width, depth, heads"
+    with pytest.raises(ConfigError, match=another):
+        bothways.pretrain(corpus, "bert-mini", config=file)
+    with pytest.raises(ConfigError, match=another):
+        run_line("plan", "bert-mini", "--config", file)
+    sizes = {name: getattr(tiny, name) for name in ("width", "depth", "heads", "intermediate_size")}
+    for model, settings in (("bert-mini", {"encoder": sizes}), ("bert-tiny", {}), (None, {})):
+        bothways.pretrain(corpus, model, config=file, **settings)
+    bothways.pretrain(corpus, start=new, config=file)
+    other = {"objective.teacher": f"{new}/", "start": "none", "start_layers": "none"}
+    taught = load_pretraining(distillation(new, corpus), other)
+    file.write_text(configs.to_toml(taught))
+    bothways.distil(new, corpus, config=file)
+    bothways.distil(new, corpus, new, config=file, **{"encoder.depth": 2})
+    assert [run.encoder.width for run in seen] == [tiny.width] * 6
+    assert [run.start for run in seen] == [None, None, None, new, None, new]
+    assert [getattr(run.objective, "teacher", None) for run in seen[-2:]] == [new, new]
+    with pytest.raises(ConfigError, match=r"objective\.teacher: is a setting of distillation"):
+        bothways.distil(new, corpus, objective="masked_lm")
 
 
 def test_a_shape_that_is_no_larger_than_the_model_to_start_from_is_refused(corpus, tmp_path):

@@ -21,7 +21,7 @@ from bothways.core.runtime.cards import card_named
 from bothways.core.terminal import output_console, quantity, say, time_text, write_stderr
 from bothways.finetuning import FinetuneRecipe
 from bothways.pretraining import DistilRecipe, PretrainRecipe
-from bothways.training_runs import finetune_settings
+from bothways.training_runs import check_shape, finetune_settings
 
 if TYPE_CHECKING:
     from bothways.finetuning.run import FinetuneResult
@@ -524,9 +524,12 @@ def plan(  # noqa: PLR0913 – one option per question
         is_preset = model in PRESETS or not Path(model).is_dir()
         shape = preset(model) if is_preset and "/" not in model else start_encoder(model)
         encoder = shape if text is None else fit_to_corpus(shape, text.tokenizer)
+        check_shape(encoder, model, settings, config)
         run, notes = chosen_settings(recipe, encoder, None, with_settings, gpu)
     else:
         base = distillation(teacher, text, model, recipe)
+        check_shape(base.encoder, model, settings, config)
+        settings = (*settings, f"objective.teacher={teacher}")
         run = with_settings(base)
         notes = [f"note: {member}" for member in replaced_members(run, base)]
     for note in notes:
