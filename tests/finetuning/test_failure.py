@@ -117,7 +117,7 @@ def answers_of(*labels: str) -> DistinctAnswers:
         (0.6, {"m": 0.5}, "highest", "aba", 0),  # one between the first and the last differs
         (0.6, {"m": 0.5}, "highest", "aaa", 1),
         (0.5, {"m": 0.5}, "highest", "aaa", 2),
-        (0.5, {}, "highest", "ab", 0),  # nothing is known of a constant answer
+        (0.5, {}, "highest", "ab", 0),  # there is no majority baseline
         (0.5, {}, "highest", "bb", 1),
         (1.0, {"m": 1.0, "accuracy": 1.0}, "highest", "aa", 0),  # one answer is right for all
         (0.5, {"m": 0.4}, "highest", "a", 0),  # a single example

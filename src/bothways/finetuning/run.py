@@ -154,8 +154,8 @@ def signs_of_scores(
             text = " and ".join(sorted(map(repr, answers.first))) or "nothing"
         signs.append(f"it answers {text} for all {answers.count:,} dev examples")
     if expected is not None and better * value <= better * expected:
-        constant = f"that of a constant answer, {expected:.4f}"
-        signs.append(f"its {metric} on the dev data, {value:.4f}, is not better than {constant}")
+        majority = f"the majority baseline, {expected:.4f}"
+        signs.append(f"its {metric} on the dev data, {value:.4f}, is not better than {majority}")
     return tuple(signs)
 
 

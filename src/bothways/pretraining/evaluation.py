@@ -296,7 +296,7 @@ def with_probes(
 ) -> Evaluation:
     """Return the evaluation of a run with its probes, whose data are read now.
 
-    The accuracy of a probe is "probe/accuracy/NAME", that of a constant answer
+    The accuracy of a probe is "probe/accuracy/NAME", that of the majority baseline
     "majority/probe/NAME".
 
     Raises:

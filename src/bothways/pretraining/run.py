@@ -379,7 +379,7 @@ def _card(
 POINTS = 200
 """Maximum number of points of a curve."""
 BASELINES = {"unigram": "unigram baseline", "majority": "majority baseline"}
-"""Prefixes of the metrics of constant answers, and their names in a chart."""
+"""Prefixes of the metrics of baselines, and their names in a chart."""
 _TOKENS, _UNITS = "million tokens read", {"loss": "nats", "accuracy": "share"}
 
 Records = Sequence[Mapping[str, Any]]
