@@ -48,9 +48,9 @@ def build_index(  # noqa: PLR0913 – one option per question
         texts: a file (.txt, .csv, .tsv, .jsonl, .parquet), a folder as BEIR's, or a Hub data set,
             or several of them as paths; in Python also texts, or rows as dicts.
         model: model folder, sentence-transformers folder, folder of a run, or Hub id; by default
-            that of the index. In Python also a predictor.
+            that of the index; in Python also a predictor.
         out: folder of the index. One that exists is changed: documents with an id that it has are
-            replaced. In Python None: a temporary folder, which goes with the index.
+            replaced; in Python `None` for a temporary folder, which goes with the index.
         text: column of the text; by default text, after it the title of BEIR's rows.
         id: column of the id; by default _id or id, else the file and line, in Python a free number.
         stored: vectors as fp32, bf16, int8 (a quarter), or binary (signs, with int8 codes for the
@@ -267,7 +267,7 @@ def mine(  # noqa: PLR0913 – one option per question
         skip: candidates at the top that are passed over.
         depth: documents of each ranking that are read.
         margin: a candidate with a score above p − margin · |p|, where p is the lowest score of a
-            positive of the row, is a likely positive and is dropped; None (none) keeps it.
+            positive of the row, is a likely positive and dropped; none keeps it, in Python `None`.
         absolute_margin: the same with p − absolute_margin.
         choose: the best candidates, or random ones of the ranking.
         mode: ranks by vectors, or by words (bm25); margins are of vectors in both.

@@ -55,7 +55,8 @@ def test_each_command_has_an_example_that_is_understood(group):
     commands = app[group] if group else app
     for name in {*commands} - {"tokenizer", "corpus", "reproduce", *HELP}:
         arguments = commands[name].assemble_argument_collection(parse_docstring=True)
-        assert [each for each in arguments if " in Python " in (each.parameter.help or "")] == []
+        helps = [(each.parameter.help or "").lower() for each in arguments]
+        assert [text for text in helps if " in python " in text] == []
         line = re.fullmatch(r"Example: `(bothways .+)`", commands[name].help_epilogue)[1]
         assert line.startswith(" ".join(["bothways", *group.split(), name, ""]))
         words = rename_options(app, shlex.split(line)[1:])
@@ -83,3 +84,5 @@ def test_the_help_shows_each_argument_by_one_name(capsys):
     assert [words for words in ("--empty-limit", "[default: ()]") if words in shown] == []
     run_line("tokenizer", "train", "--help")
     assert "--no-lowercase" in capsys.readouterr().out, "without it, there is no way to say no"
+    run_line("settings", "--help")
+    assert "[default: ]" not in capsys.readouterr().out

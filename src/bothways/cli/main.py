@@ -90,7 +90,7 @@ app = App(
     group_parameters=_PARAMETERS,
     default_parameter=Parameter(
         negative_iterable="",  # no --empty-NAME
-        show_default=lambda value: None if value in (None, (), False) else str(value),
+        show_default=lambda value: None if value in (None, (), False, "") else str(value),
     ),
 )
 _GROUPS = {
