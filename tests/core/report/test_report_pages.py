@@ -38,7 +38,7 @@ GUESSES = [sections.ReportGuess("cat", 0.5, True), sections.ReportGuess(HOSTILE,
 EXAMPLE = sections.ReportExample(["the ", sections.Marked("[MASK]"), " sat"], "cat", GUESSES)
 SECONDS = [["read", 12.5], ["all", 12345]]
 STAGES = TableSection("Stages", ["stage", "seconds"], SECONDS, total=True, note="a note to a table")
-SETTINGS = TableSection("Settings", ["name", "value"], [["width", 256], ["empty", None]])
+SETTINGS = TableSection("Settings", ["", ""], [["width", 256], ["empty", None]])
 REPORT = sections.Report(
     title="A title",
     headline=f"It works {HOSTILE}",
@@ -121,6 +121,7 @@ def test_page_is_complete_and_well_formed(page):
     assert [text for text in expected if text.replace(" %", "\xa0%") not in outline.words] == []
     assert len(outline.ids) == len(set(outline.ids))
     assert outline.tags.count("svg") == 5
+    assert re.findall(r"<th[^>]*></th>", page) == []
 
 
 def test_page_marks_the_right_answer_alone_and_has_the_counts_row_by_row(page):
