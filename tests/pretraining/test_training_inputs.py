@@ -261,6 +261,13 @@ def test_pages_escape_what_texts_say(tmp_path):
     assert "<script>alert" not in page.read_text("utf8")
 
 
+def test_text_is_the_same_in_a_notebook_and_with_colours(monkeypatch):
+    inputs = TrainingInputs("title", ())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(inputs) == "title\n"
+
+
 def test_a_single_sequence_is_no_plural():
     assert repr(TrainingInputs("title", (hostile(),))) == "TrainingInputs('title', 1 sequence)"
 

@@ -31,7 +31,7 @@ from bothways.core.progress import SILENT, Progress, track
 from bothways.core.report.html import can_write, metrics_html, write_html
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Sequence
-from bothways.core.terminal import result_line
+from bothways.core.terminal import quantity, result_line
 from bothways.core.training_module import TrainingModule, VectorModule
 from bothways.data.loader import ExampleBudget, ListSource, Loader, ahead, unchanged
 from bothways.finetuning import data as labelled, few_shot, prepare
@@ -200,7 +200,8 @@ class FinetuneResult:
         return result_line("FinetuneResult", self.metrics, **fields)
 
     def _repr_html_(self) -> str | None:
-        title = f"Fine-tuned for {self.task_model.task.name}, {self.progress.steps:,} steps"
+        steps = quantity(self.progress.steps, "step(s)")
+        title = f"Fine-tuned for {self.task_model.task.name}, {steps}"
         return metrics_html(title, {"dev": self.metrics, "majority baseline": self.baseline})
 
     def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:

@@ -33,7 +33,7 @@ from bothways.core.report import sections as s
 from bothways.core.report.html import can_write, metrics_html, write_html
 from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
 from bothways.core.source import TrainingStep
-from bothways.core.terminal import result_line, write_stderr
+from bothways.core.terminal import quantity, result_line, write_stderr
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import Corpora, Smoothed
@@ -86,7 +86,8 @@ class PretrainResult:
         return result_line("PretrainResult", metrics, **fields)
 
     def _repr_html_(self) -> str | None:
-        title = f"Pre-trained, {self.progress.steps:,} steps, {self.progress.tokens:,} tokens"
+        steps = quantity(self.progress.steps, "step(s)")
+        title = f"Pre-trained, {steps}, {self.progress.tokens:,} tokens"
         return metrics_html(title, {"value": self.metrics})
 
     @property
@@ -470,10 +471,11 @@ def write_run_page(
         if line.x:
             charts.append(s.Curves(title, _TOKENS, unit, [line]))
     lead = lead or s.Report("Pre-training", headline, "", ())
+    steps = quantity(progress.steps, "step(s)")
     report = s.Report(
         f"{lead.title}: {file.parent.name}",
-        lead.headline or f"{progress.steps:,} steps",
-        f"{progress.steps:,} steps, {progress.tokens:,} tokens, {progress.epochs:.3g} epochs, "
+        lead.headline or steps,
+        f"{steps}, {progress.tokens:,} tokens, {progress.epochs:.3g} epochs, "
         f"{progress.seconds / 60:,.1f} minutes.",
         (
             *lead.sections,

@@ -211,7 +211,8 @@ class TrainingInputs:
         from rich.console import Console
 
         file = io.StringIO()
-        self.print(Console(file=file, width=80))
+        # Not as a notebook or FORCE_COLOR would have it, which are of standard output.
+        self.print(Console(file=file, width=80, force_jupyter=False, force_terminal=False))
         return file.getvalue()
 
     def print(self, console: Console, head: int | None = None) -> None:
