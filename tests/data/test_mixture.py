@@ -45,6 +45,9 @@ def test_weights_are_normalised_and_must_name_each_corpus():
         with pytest.raises(ConfigError, match=r"mixture\.weights\.en"):
             ByWeight({"en": wrong})
     assert shares_of(ByWeight({"is": 0, "en": 9}), SIZES) == {"en": 1, "is": 0}
+    names = "abcdefghij"  # `sum` of ten times 0.1 is 1 only from Python 3.12 on
+    tenths = shares_of(ByWeight(dict.fromkeys(names, 0.1)), dict.fromkeys(names, 1))
+    assert {*tenths.values()} == {0.1}
     with pytest.raises(ConfigError, match=r"mixture\.weights: are all 0"):
         ByWeight({"en": 0.0})
     with pytest.raises(ConfigError, match="alpha: must be from 0 to 1"):

@@ -22,6 +22,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -314,7 +315,7 @@ def shares_of(
                 message = f"has weights for {actual or 'none'}, and there are {expected or 'none'}"
                 fix = "Give each corpus a weight, by its name."
                 raise ConfigError(message, where=f"{where}.weights", fix=fix)
-            total = sum(weights.values())
+            total = math.fsum(weights.values())  # `sum` differs between Pythons
             return {name: weights[name] / total for name in sizes}
         case _:
             assert_never(mixture)

@@ -163,7 +163,7 @@ def smoothed_shares(sizes: Mapping[str, int], alpha: float) -> dict[str, float]:
             raise DataError("has no text", where=name, fix="Leave it out, or add text.")
     total = sum(sizes.values())
     weights = {name: (size / total) ** alpha for name, size in sizes.items()}
-    total_weight = sum(weights.values())
+    total_weight = math.fsum(weights.values())  # `sum` differs between Pythons
     return {name: weight / total_weight for name, weight in weights.items()}
 
 
