@@ -267,7 +267,7 @@ def test_keys_and_hosts(application):
     guarded = app(
         {"embed": application.models.named("embed").predictor},
         keys=("one", "zwei-ü"),
-        hosts=("localhost", "127.0.0.1"),
+        hosts=("Localhost:8080", "127.0.0.1"),
     )
     with running(guarded) as url:
         ask = {"json": {"inputs": "a"}}
@@ -286,8 +286,20 @@ def test_keys_and_hosts(application):
             assert httpx.post(f"{url}/embed", **ask, headers=right).status_code == 200
         assert httpx.get(f"{url}/metrics").status_code == 401
         assert httpx.get(f"{url}/ready").status_code == 200
+        assert httpx.get(f"{url}/ready", headers={"host": "localhost"}).status_code == 200
         rebound = httpx.get(f"{url}/ready", headers={"host": "evil.example"})
         assert code(rebound) == (403, "forbidden_host")
+
+
+def test_a_key_and_a_host_by_themselves_are_one(application):
+    model = application.models.named("embed").predictor
+    single = app(model, keys="secret", hosts="localhost")
+    assert (single._keys, single.hosts) == ([b"secret"], ("localhost",))
+    # Bytes of the environment that are no UTF-8.
+    assert app(model, keys=["\udcff"])._keys == [b"\xff"]
+    for keys in ("", ["secret", ""]):
+        with pytest.raises(ConfigError, match="a key is empty"):
+            app(model, keys=keys)
 
 
 def test_connections_have_a_limit(application):

@@ -233,7 +233,7 @@ def serve(  # noqa: PLR0913 – one option per question
         application = run.open_app(
             folders, indexes, length=length, device=device, precision=precision, limits=limits,
             keys=keys, playground=local if play is None else play,
-            hosts=tuple(name.lower() for name in allow_host) or (run.LOOPBACK if local else None),
+            hosts=allow_host or (run.LOOPBACK if local else None),
         )  # fmt: skip
         names = listed(f"{model.name} ({model.kind})" for model in application.models)
 

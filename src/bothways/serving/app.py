@@ -82,14 +82,21 @@ class App:
     ) -> None:
         if not models:
             raise ConfigError("there is no model to serve", where="predictors")
-        self.limits, self.hosts = limits, hosts
+        keys = [keys] if isinstance(keys, str) else keys
+        hosts = [hosts] if isinstance(hosts, str) else hosts
+        if not all(keys):  # which a request without a key would give
+            fix = "Check the variable that gives it."
+            raise ConfigError("a key is empty", where="keys", fix=fix)
+        self.limits = limits
+        self.hosts = None if hosts is None else tuple(map(_host_name, hosts))
         self._files = pages() if playground else {}
         self._posts = {**ROUTES, **({"/explain": EXPLAIN} if playground else {})}
         self.models = Models(models, indexes, limits)
         self.draining, self._warm = False, False
         # Clients send keys beyond ASCII in two encodings.
         latin = [key.encode("latin-1") for key in keys if max(map(ord, key), default=0) < 256]
-        self._keys = [*dict.fromkeys([*(key.encode() for key in keys), *latin])]
+        utf8 = [key.encode(errors="surrogateescape") for key in keys]  # from the environment
+        self._keys = [*dict.fromkeys([*utf8, *latin])]
         self.metrics = Metrics(limits.queue_tokens, lambda: self._warm and not self.draining)
         self._routes: dict[str, Callable[[], Any]] = {
             "/live": self._live,
@@ -363,7 +370,7 @@ class App:
         """Refuse names that are not this server's: a web page cannot reach it by DNS rebinding."""
         if self.hosts is None:
             return
-        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        host = _host_name(headers.get("host", ""))
         if host not in self.hosts:
             message = f"the host {host[:100]!r} is not served; allow it by --allow-host"
             raise RequestError("forbidden_host", message)
@@ -464,6 +471,11 @@ class App:
                 self.batcher.cancel(ticket)
 
 
+def _host_name(host: str) -> str:
+    """Return the name in a header `host`, in lower case and without the port."""
+    return re.sub(r":\d*$", "", host).lower()
+
+
 def _describe(exchange: Exchange) -> None:
     """Write the headers of what was computed."""
     exchange.headers["x-compute-tokens"] = str(exchange.tokens)
@@ -494,15 +506,14 @@ def app(
         predictors: by the names that requests use; one without a name is called "default".
         limits: what is accepted, and for how long.
         keys: of which clients must give one; empty for none. Probes need no key.
-        hosts: names in the header `host` that are answered, in lower case and without a port; None
-            for all.
+        hosts: names in the header `host` that are answered; None for all.
         playground: whether there is a page to try the models, `/play`, and `/explain`. The page
             itself needs no key, and asks for one.
         indexes: folders of indexes by name, which `/search` answers from by the vectors of a
             predictor that is served.
 
     Raises:
-        ConfigError: there is no predictor.
+        ConfigError: there is no predictor, or a key is empty.
         FolderError: an index is damaged, or no predictor is for it.
         ResourceError: a package of the extra `serve` is not installed.
 
