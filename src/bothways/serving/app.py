@@ -115,8 +115,6 @@ class App:
         for model in self.models:
             self.metrics.loaded(model.name, model.created)
         self.batcher = Batcher(limits, self.metrics)
-        self._tokenizers = ThreadPoolExecutor(1, thread_name_prefix="bothways-tokenizer")
-        self._searchers = ThreadPoolExecutor(1, thread_name_prefix="bothways-search")
         self._searches, self._search_seconds = 0, 0.0
         self._started: asyncio.Task[None] | None = None
 
@@ -133,6 +131,8 @@ class App:
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         self.batcher.start()
+        self._tokenizers = ThreadPoolExecutor(1, thread_name_prefix="bothways-tokenizer")
+        self._searchers = ThreadPoolExecutor(1, thread_name_prefix="bothways-search")
         for model in self.models:
             try:
                 # A long one, so that the first request finds memory and kernels ready.
@@ -149,12 +149,13 @@ class App:
         self._warm = True
 
     async def stop(self) -> None:
-        """End the threads."""
+        """End the threads; `start` begins again."""
         self.draining = True
         if self._started is not None:
             await asyncio.get_running_loop().run_in_executor(None, self.batcher.stop)
-        self._tokenizers.shutdown(wait=False)
-        self._searchers.shutdown(wait=False)
+            self._tokenizers.shutdown(wait=False)
+            self._searchers.shutdown(wait=False)
+        self._started, self._warm, self.draining = None, False, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a connection of an ASGI server."""

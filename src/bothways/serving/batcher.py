@@ -150,10 +150,12 @@ class Batcher:
         self._stopping = False
         self._busy_since: float | None = None
         self._heartbeat = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="bothways-model", daemon=True)
+        self._thread = threading.Thread()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, for the first time or after `stop`."""
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="bothways-model", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
