@@ -78,6 +78,17 @@ def test_other_depths_of_a_preset_keep_their_family(depth):
     assert family_for(config) is MODERNBERT
 
 
+@pytest.mark.parametrize(("depth", "interval"), [(1, 1), (4, 1), (4, 2), (7, 3)])
+def test_releases_before_layer_types_read_the_same_model(depth, interval):
+    rules = MODERNBERT.config_rules
+    older = PUBLISHED | {"num_hidden_layers": depth, "global_attn_every_n_layers": interval}
+    config = rules.read(older | {"global_rope_theta": 5.0, "local_rope_theta": 7.0}, "")
+    settings = rules.write(config)
+    for name in ("layer_types", "rope_parameters"):
+        del settings[name]
+    assert rules.read(settings, "") == config
+
+
 @pytest.mark.parametrize(
     ("config", "changes"),
     [

@@ -72,8 +72,8 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     if interval < 1:
         message = f"global_attn_every_n_layers must be at least 1, not {interval}"
         raise FolderError(message, where=location)
-    default = [_WINDOW if layer % interval else _FULL for layer in range(config.depth)]
-    kinds, allowed, depth = raw.get("layer_types") or default, list(_THETAS), config.depth
+    kinds = raw.get("layer_types") or _alternating(config.depth, interval)
+    allowed, depth = list(_THETAS), config.depth
     if not isinstance(kinds, list) or len(kinds) != depth or any(k not in allowed for k in kinds):
         names = " or ".join(_THETAS)
         message = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
@@ -111,6 +111,11 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     ).canonical
 
 
+def _alternating(depth: int, interval: int) -> list[str]:
+    """Return the kinds of layers of which one in `interval` is global, the first one included."""
+    return [_WINDOW if layer % interval else _FULL for layer in range(depth)]
+
+
 def _base(raw: Mapping[str, Any], kind: str, location: str) -> float:
     """Return the base of the angles in layers of a kind."""
     old, default = _THETAS[kind]
@@ -143,7 +148,13 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         for kind, (_, default) in _THETAS.items()
     }
     inner = config.readout.tokens or _OWN
+    # Releases of transformers before 5, and other programs, read no tables: only these names.
+    older: dict[str, Any] = {old: thetas[kind] for kind, (old, _) in _THETAS.items()}
+    for interval in range(config.depth, 0, -1):
+        if layers == _alternating(config.depth, interval):
+            older["global_attn_every_n_layers"] = interval
     return {
+        **older,
         "layer_types": layers,
         "local_attention": 2 * radius,
         "rope_parameters": {
