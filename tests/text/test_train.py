@@ -306,3 +306,12 @@ def test_shares_of_languages_are_those_of_the_formula(ceiling):
     assert abs(count / mixed.characters - 1 / 11) < 0.02
     with pytest.raises(DataError, match="b: has no text"):
         sample_languages({"a": ["x"], "b": []}, 0.5, ceiling)
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_the_space_before_a_text_is_in_both_files(space, tmp_path):
+    """transformers 4 takes that of `tokenizer_config.json`, where no setting means none."""
+    train_vocabulary(["ape bee cat"] * 9, ByteBPE(300, prefix_space=space)).save(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf8"))
+    assert settings.get("add_prefix_space", False) == space
+    assert Tokenizer.load(tmp_path).backend.encode("ape").tokens[1].startswith("Ġ") == space

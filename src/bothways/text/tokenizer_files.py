@@ -197,7 +197,10 @@ def tokenizer_config(backend: classes.Backend, specials: classes.Specials) -> di
         case _:
             # BigBird has both kinds of names, RoBERTa has these alone.
             ends = {"bos_token": "<s>", "eos_token": "</s>"} if {"<s>", "</s>"} <= added else {}
-            return {"tokenizer_class": classes.GENERIC[0], **names, **ends}
+            # transformers 4 removes the space before a text unless it is told of it here, too.
+            prefixed = (spec["pre_tokenizer"] or {}).get("add_prefix_space")
+            space = {"add_prefix_space": True} if prefixed else {}
+            return {"tokenizer_class": classes.GENERIC[0], **names, **ends, **space}
 
 
 def _find(folder: Path, tokenizer_class: classes.TokenizerClass | None) -> Path:
