@@ -112,6 +112,7 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path):
         (("text", "opinion"), r"the label \(text, opinion\); .*\n  Or rename it to 'label'\.$"),
         (("a good film",), r"\(a good film\); .*\n  Or rename .* Without a header .*: text=.0"),
         (("text", "sentiment", "topic"), r"the label \(sentiment, topic\)"),
+        (("sentence_A", "sentence_B", "judgement"), "the label .*; use label=NAME\n"),
     ],
 )
 def test_columns_that_are_not_clear_are_asked_for(tmp_path, names, message):

@@ -109,9 +109,10 @@ class Column:
         return {} if any(map(pattern.fullmatch, {*names} - {*numbered})) else selected
 
     def is_clear(self, free: Many[str]) -> bool:
-        """Return True if one column has a common name, or several have numbered ones."""
+        """Return True if one column has a common name, two those of a pair, or several numbers."""
         numbered = self.numbered is not None and any(map(self.numbered.fullmatch, free))
-        return len(usual_columns(self._aliases(free), free)) == 1 or numbered
+        paired = any(len(usual_columns(aliases, free)) > 1 for aliases in self.pairs)
+        return len(usual_columns(self._aliases(free), free)) == 1 or paired or numbered
 
     def _aliases(self, free: Many[str]) -> Many[str]:
         return self.names if usual_columns(self.names, free) else self.others
