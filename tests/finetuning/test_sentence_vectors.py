@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import random
@@ -277,6 +278,9 @@ def test_retrieval_is_that_of_scikit_learn(model):
     task = SentenceEmbeddingTask(loss=InBatchSoftmax())
     predictor = bothways.load(model, task="embed", device="cpu")
     examples = [task.example(row) for row in with_negatives(20, 7)]
+    # One anchor is also a negative of another one, and one is its own positive.
+    examples[1] = dataclasses.replace(examples[1], negatives=(examples[0].text,))
+    examples[2] = dataclasses.replace(examples[2], text_b=examples[2].text)
     metrics = retrieval((example, predictor(example)) for example in examples)
     texts = list(dict.fromkeys(text for example in examples for text in example.all_texts[1:]))
     queries = list(dict.fromkeys(example.text for example in examples))
@@ -285,6 +289,10 @@ def test_retrieval_is_that_of_scikit_learn(model):
     right = {query: {e.text_b for e in examples if e.text == query} for query in queries}
     labels = [[float(text in right[query]) for text in texts] for query in queries]
     scores = [[float(unit[query] @ unit[text]) for text in texts] for query in queries]
+    assert examples[0].text in texts
+    for row, query in enumerate(queries):
+        if query in texts and query not in right[query]:
+            scores[row][texts.index(query)] = -1.0
     assert metrics["ndcg@10"] == pytest.approx(ndcg_score(labels, scores, k=10), abs=1e-6)
 
 

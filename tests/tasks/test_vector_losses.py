@@ -108,21 +108,24 @@ def test_classes_are_the_formula_of_the_paper():
 
 @pytest.mark.parametrize("directions", ["query", "both", "all"])
 def test_right_documents_of_a_query_are_no_negatives(directions):
-    """Queries 0 and 2 are one text; documents 1 and 3 are one text."""
-    x = drawn(8, 6)
-    keys = torch.tensor([7, 20, 1, 21, 7, 22, 3, 21])
-    texts = TextTargets(torch.tensor([0, 1] * 4), keys, torch.full((8,), torch.nan))
+    """Of queries 0 and 2 the text is one, as of documents 1 and 3, query 4 and document 2, and
+    query 1 and document 4.
+    """
+    x = drawn(10, 6)
+    keys = torch.tensor([7, 20, 1, 21, 7, 22, 3, 21, 22, 1])
+    texts = TextTargets(torch.tensor([0, 1] * 5), keys, torch.full((10,), torch.nan))
     total = InBatchSoftmax(0.1, directions)(x, texts)
     z = torch.nn.functional.normalize(x)
     q, d = z[::2], z[1::2]
-    right = {0: {0, 2}, 1: {1, 3}, 2: {0, 2}, 3: {1, 3}}  # documents by query, and the reverse
-    same_query = {0: {0, 2}, 1: {1}, 2: {0, 2}, 3: {3}}
+    asked, given = keys[::2].tolist(), keys[1::2].tolist()
+    right = {7: {7, 20, 22}, 1: {1, 21}, 3: {3, 21}, 22: {22, 1}}  # texts by that of a query
     expected = torch.zeros((), dtype=torch.float64)
-    for i in range(4):
-        forward = [q[i] @ d[j] for j in range(4) if j == i or j not in right[i]]
-        backward = [q[j] @ d[i] for j in range(4) if j == i or j not in right[i]]
-        queries = [q[i] @ q[j] for j in range(4) if j not in same_query[i]]
-        documents = [d[i] @ d[j] for j in range(4) if j != i and j not in right[i]]
+    for i in range(5):
+        known, others = right[asked[i]], [j for j in range(5) if j != i]
+        forward = [q[i] @ d[j] for j in range(5) if j == i or given[j] not in known]
+        backward = [q[j] @ d[i] for j in range(5) if j == i or given[i] not in right[asked[j]]]
+        queries = [q[i] @ q[j] for j in others if asked[j] not in known]
+        documents = [d[i] @ d[j] for j in others if given[j] not in known]
         logits = [torch.stack(side) / 0.1 for side in (forward, backward, queries, documents)]
         match directions:
             case "query":

@@ -94,8 +94,8 @@ class _Tempered:
 class InBatchSoftmax(_Tempered):
     """Cross-entropy of the positive among all documents of the step (InfoNCE, van den Oord 2018).
 
-    The negatives of all examples are candidates of each query. A candidate that is a positive of
-    the same query elsewhere in the step is dropped: by its text, since dropout makes the vectors
+    The negatives of all examples are candidates of each query. A candidate that is the query, or
+    a positive of it elsewhere in the step, is dropped: by its text, since dropout makes the vectors
     of equal texts differ.
 
     Attributes:
@@ -125,11 +125,14 @@ class InBatchSoftmax(_Tempered):
         rows = torch.arange(len(queries), device=keys.device)
         # positives[i] is the column of the positive of query i
         positives = move(texts.documents_of(POSITIVE))
-        same_query = query_keys[:, None] == query_keys
-        # matches[i, j]: document j has the text of the positive of query i
-        matches = document_keys[positives][:, None] == document_keys
-        answers = same_query.float() @ matches.float() > 0
+        same_query = (query_keys[:, None] == query_keys).float()
 
+        def answers(texts: Tensor) -> Bool[Tensor, "queries texts"]:
+            """Return True for the keys of a query and of its positives in all examples."""
+            matches = (document_keys[positives][:, None] == texts).float()
+            return (query_keys[:, None] == texts) | (same_query @ matches > 0)
+
+        answering = answers(document_keys)
         forward = queries @ documents.T
         of_positive = forward[rows, positives]
         # the vectors by which likely positives are recognised
@@ -145,20 +148,20 @@ class InBatchSoftmax(_Tempered):
                 return torch.zeros_like(similarities, dtype=torch.bool)
             return similarities > bar[:, None] - margin
 
-        dropped = answers | likely(guide_queries, guide_documents)
+        dropped = answering | likely(guide_queries, guide_documents)
         dropped = dropped.index_put((rows, positives), torch.zeros_like(rows, dtype=torch.bool))
         sides = [_logits(forward, dropped, self.temperature)]
         if self.directions != "query":
             backward = queries @ documents[positives].T  # (queries, positives)
-            other_queries = answers[:, positives].T | likely(
+            other_queries = answering[:, positives].T | likely(
                 guide_documents[positives], guide_queries
             )
             other_queries = other_queries.fill_diagonal_(False)
             sides.append(_logits(backward.T, other_queries, self.temperature))
         if self.directions == "all":
-            same_query = same_query | likely(guide_queries, guide_queries)
-            among_queries = _logits(queries @ queries.T, same_query, self.temperature)
-            related = (owners == rows[:, None]) | answers
+            alike = answers(query_keys) | likely(guide_queries, guide_queries)
+            among_queries = _logits(queries @ queries.T, alike, self.temperature)
+            related = (owners == rows[:, None]) | answering
             related = related | likely(guide_documents[positives], guide_documents)
             among_documents = documents[positives] @ documents.T
             sides += [among_queries, _logits(among_documents, related, self.temperature)]

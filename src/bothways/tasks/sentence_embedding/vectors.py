@@ -293,8 +293,8 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
     """Return the mean over queries of nDCG@10, MRR@10 and MAP.
 
     Queries are the anchors, documents the positives and negatives of all of them; equal texts are
-    one. Of texts with a class each is a query, and the others are its documents: those of its
-    class are relevant.
+    one, and a document with the text of the query is dropped unless it is its positive. Of texts
+    with a class each is a query, and the others are its documents: those of its class are relevant.
 
     Raises:
         DataError: there is no example.
@@ -327,7 +327,8 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
                 block = (rows[number : number + QUERIES] @ matrix.T).astype(np.float64)
             scores, labels = block[number % QUERIES], np.zeros(len(documents))
             labels[[columns[text] for text in relevant[classes.get(query, query)]]] = 1
-            if classes:  # a text does not find itself
+            if query in columns and (classes or query not in relevant[query]):
+                # a text does not find itself
                 scores, labels = (np.delete(x, columns[query]) for x in (scores, labels))
             yield scores, labels
 
