@@ -261,6 +261,13 @@ def test_settings_of_a_folder_are_kept_and_told(tmp_path):
     assert ("normalised = True, components = 8" in note, "pooling" in note) == (True, False)
 
 
+def test_layers_that_cannot_be_saved_are_refused_before_training(model, tmp_path):
+    task = SentenceEmbeddingTask(layers=(0,))
+    with pytest.raises(ConfigError, match=r"reads \(0,\)") as caught:
+        bothways.finetune(model, pairs(8, 0), None, task, out=tmp_path / "run", **FAST)
+    assert (caught.value.where, [*tmp_path.iterdir()]) == ("layers", [])
+
+
 def test_prompts_go_by_the_side_of_a_text(model):
     opened = load_model(model)
     task = SentenceEmbeddingTask(prompts={"query": "good ", "document": "bad "})

@@ -49,7 +49,12 @@ from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.prediction.session_model import open_static
 from bothways.tasks.base import TaskModel, examples_fingerprint
-from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask, continued
+from bothways.tasks.sentence_embedding.task import (
+    Embedder,
+    SentenceEmbeddingTask,
+    continued,
+    sentence_config,
+)
 from bothways.training.checkpoint import Best
 from bothways.training.encoding_checks import check_model
 from bothways.training.optimizers import AdamW, BertAdam, OptimizerConfig, OptimizerFactory
@@ -257,7 +262,8 @@ def _task_model(
 
     Raises:
         ConfigError: the metric that selects the best weights is unknown, or one is twice; a head
-            has more or fewer outputs than there are labels.
+            has more or fewer outputs than there are labels; vectors are of other layers than the
+            last one.
     """
     task, labels = data.task, data.labels
     for name in settings.own_metrics.keys() & task.directions(labels).keys():
@@ -278,7 +284,10 @@ def _task_model(
         message = "the loss compares the examples of a batch, and this has one"
         raise ConfigError(message, where="batch.n", fix="Set batch.n=32, or more.")
     compute_as(model.encoder, settings.training, device)
-    return task.bind(model, data.tokenizer, labels, data.length).to(device)
+    task_model = task.bind(model, data.tokenizer, labels, data.length).to(device)
+    if isinstance(task_model, Embedder):
+        sentence_config(task_model)  # layers that the saved folder cannot have
+    return task_model
 
 
 def _memory_demand(settings: FinetuneConfig, model: Model, data: LabelledData) -> MemoryDemand:
