@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 import httpx
 import pytest
 
+import bothways
 from bothways.core.errors import ConfigError, FolderError
 from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
@@ -30,6 +31,7 @@ from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs
 from bothways.training.step_cost import forward_flops
 from running_server import running
+from toy_folder import make_folder
 from toy_relation import RelationExample, RelationHead, RelationTask, TopicTask, serve_once
 from toy_task import VOCABULARY, WORDS, fit_task, make_tokenizer
 from toy_training import exit_code
@@ -96,6 +98,17 @@ def test_reports_files_and_routes_derive_from_its_declaration(tmp_path):
     model = Model(CONFIG, (RelationHead(2),))
     analysis = analysis_of(RelationTask().bind(model, tokenizer, ("after", "before"), LENGTH))
     assert isinstance(analysis, ClassAnalysis)
+
+
+def test_a_task_without_columns_is_trained_on_rows(tmp_path):
+    make_folder(tmp_path / "bert")
+    examples = make_relations(16, 0)
+    rows = [{name: value for name, value in vars(e).items() if name != "where"} for e in examples]
+    for data in (rows, examples):
+        result = bothways.finetune(
+            tmp_path / "bert", data, data, RelationTask(), epochs=1, lr=1e-3, progress=False
+        )
+        assert len(result.predictor()(data)) == len(data)
 
 
 def test_a_server_refuses_requests_for_a_task_without_an_entry(tmp_path):

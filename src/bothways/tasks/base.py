@@ -110,6 +110,27 @@ class EncodedExample:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """The base of the types of columns: names, or numbers from 0 in a file without a header.
+
+    None and the default of a field: guess, if it is clear. A task that names no column has none.
+    """
+
+    def __str__(self) -> str:
+        entries = (
+            (role, ", ".join(map(repr, names_in(value)))) for role, value in vars(self).items()
+        )
+        return ", ".join(f"{role} = {names}" for role, names in entries if names)
+
+
+def names_in(value: str | Many[str] | None) -> list[str]:
+    """Return the names in a field of columns."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else list(value)
+
+
+@dataclass(frozen=True)
 class Reading(Generic[E]):
     """An open source of examples.
 
@@ -152,7 +173,7 @@ class Task(Generic[E, P]):
     """A task without a model. Subclasses are frozen dataclasses whose last field is `kind`.
 
     Attributes:
-        columns: the columns that are read; None for a task that names none.
+        columns: the columns that are read.
         long_texts: what is done with longer texts than the model reads: "truncate", "windows", or
             a setting of the task.
 
@@ -173,7 +194,7 @@ class Task(Generic[E, P]):
     """
 
     kind: str
-    columns: Any = None
+    columns: Any = Columns()
     long_texts: str = "truncate"
 
     aliases: ClassVar[str] = ""

@@ -22,7 +22,7 @@ from bothways.core.files import surrogate_in
 from bothways.core.terminal import listed
 from bothways.data.tables import Table, open_table, plain_value, separator_advice
 from bothways.data.text_io import is_stream
-from bothways.tasks.base import E, P, Reading, Row, Task, did_you_mean
+from bothways.tasks.base import E, P, Reading, Row, Task, did_you_mean, names_in
 
 MOST = 30
 """Columns that a message lists."""
@@ -39,20 +39,6 @@ class UnclearColumnError(DataError):
     """
 
     unnamed: DataError
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The base of the types of columns: names, or numbers from 0 in a file without a header.
-
-    None and the default of a field: guess, if it is clear.
-    """
-
-    def __str__(self) -> str:
-        entries = (
-            (role, ", ".join(map(repr, _listed(value)))) for role, value in vars(self).items()
-        )
-        return ", ".join(f"{role} = {names}" for role, names in entries if names)
 
 
 @dataclass(frozen=True)
@@ -92,8 +78,8 @@ class Column:
     def chosen(self, columns: Any, names: Many[str]) -> dict[str, Any]:
         """Return the columns of this role and its companion, if the table has them."""
         value, second = getattr(columns, self.role), getattr(columns, self.companion, None)
-        requested = _split(value, names) if self.several else _listed(value)
-        if not requested or not {*requested, *_listed(second)} <= {*names}:
+        requested = _split(value, names) if self.several else names_in(value)
+        if not requested or not {*requested, *names_in(second)} <= {*names}:
             return {}
         return {self.role: value} | ({self.companion: second} if self.companion else {})
 
@@ -103,7 +89,7 @@ class Column:
         A question may have more endings than those of training.
         """
         selected, pattern = self.chosen(columns, names), self.numbered
-        numbered = _listed(selected.get(self.role))
+        numbered = names_in(selected.get(self.role))
         if pattern is None or not all(map(pattern.fullmatch, numbered)):
             return selected
         return {} if any(map(pattern.fullmatch, {*names} - {*numbered})) else selected
@@ -201,7 +187,7 @@ def choose_columns(
                 message = f"two {column.noun}s are read, {pair}; it has {listed(names, MOST)}"
                 raise DataError(message, where=where, fix=advice)
         roles |= selected
-        names_of_role = [name for value in selected.values() for name in _listed(value)]
+        names_of_role = [name for value in selected.values() for name in names_in(value)]
         if column.answer and (twice := [name for name in names_of_role if name in taken]):
             message = f"column {twice[0]!r} is named as the {column.noun} and as what is read"
             raise DataError(message, where=where, fix="Name another column for one of them.")
@@ -243,12 +229,12 @@ class TableTask(Task[E, P]):
         text: str | None = getattr(defaults, self.column_table[0].role)
         if is_stream(source):
             text = (text or self.column_table[0].names[0]) if self.objects else None
-        needed = asked_columns(requested, self.column_table, (), labelled) or _listed(text)
+        needed = asked_columns(requested, self.column_table, (), labelled) or names_in(text)
         table = open_table(source, needed)
         arguments = (table.names, table.where, requested, defaults, labelled)
         selected = choose_columns(self.column_table, *arguments)
         self.check_columns(selected, table.where)
-        named = ((role, name) for role, value in vars(selected).items() for name in _listed(value))
+        named = ((role, name) for role, value in vars(selected).items() for name in names_in(value))
         numbers = {role: name for role, name in named if name.isdecimal()}
         if not numbers:
             return table, selected
@@ -303,17 +289,10 @@ class TableTask(Task[E, P]):
         raise NotImplementedError
 
 
-def _listed(value: str | Many[str] | None) -> list[str]:
-    """Return the names in a field of columns."""
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else list(value)
-
-
 def _split(value: str | None, names: Many[str]) -> list[str]:
     """Return the columns of labels: "a,b" names two, unless the table has a column "a,b"."""
     if value is None or value in names:
-        return _listed(value)
+        return names_in(value)
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
@@ -499,7 +478,7 @@ def asked_columns(
         column = roles.get(name)
         if column is None or labelled or not column.answer:
             several = column is not None and column.several
-            result += _split(value, names) if several else _listed(value)
+            result += _split(value, names) if several else names_in(value)
     return result
 
 
@@ -512,7 +491,7 @@ def _changed(columns: Any) -> dict[str, Any]:
 def guess_note(source: str, reading: Reading[Any], task: Any, requested: Any) -> str | None:
     """Return the note on columns of a file that were guessed, if they differ from training."""
     columns = reading.task.columns
-    if columns is None or is_stream(source) or ".txt" in Path(source).suffixes:
+    if is_stream(source) or ".txt" in Path(source).suffixes:
         return None
     known = [vars(requested or type(columns)()), vars(task.columns)]
     names = {role: name for role, name in vars(columns).items() if name}

@@ -31,10 +31,9 @@ from bothways.core.source import Ids, Sequence
 from bothways.core.terminal import quantity
 from bothways.model.heads import Head, LabelHead
 from bothways.tasks import base
-from bothways.tasks.base import E, EncodedExample, Output, P
+from bothways.tasks.base import Columns, E, EncodedExample, Output, P
 from bothways.tasks.columns import (
     Column,
-    Columns,
     TableTask,
     UnclearColumnError,
     cell_of,

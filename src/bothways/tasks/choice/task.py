@@ -32,7 +32,8 @@ from bothways.core.training_module import Loss
 from bothways.model.heads import ChoiceHead, Head
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks import base, text_checks
-from bothways.tasks.columns import Column, Columns, TableTask, cell_of, label_of, text_of
+from bothways.tasks.base import Columns
+from bothways.tasks.columns import Column, TableTask, cell_of, label_of, text_of
 from bothways.tasks.metrics import negative_log
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.tasks.text_task import together

@@ -37,8 +37,8 @@ from bothways.core.errors import DataError
 from bothways.core.files import local_path
 from bothways.data.tables import plain_value, read_json_text
 from bothways.data.text_io import file_at
-from bothways.tasks.base import Row
-from bothways.tasks.columns import Column, Columns, text_of
+from bothways.tasks.base import Columns, Row
+from bothways.tasks.columns import Column, text_of
 
 Answers = tuple[tuple[str, int], ...]
 

@@ -31,10 +31,9 @@ from bothways.core.files import local_path
 from bothways.core.terminal import quantity
 from bothways.data import text_io
 from bothways.data.tables import HUB, RowError, TableRow, open_lines, open_table
-from bothways.tasks.base import Reading, Row
+from bothways.tasks.base import Columns, Reading, Row
 from bothways.tasks.columns import (
     Column,
-    Columns,
     asked_columns,
     cell_of,
     columns_advice,
