@@ -122,7 +122,7 @@ def _merged(low: Any, high: Any, location: str) -> Any:
     match low:
         case Mapping():
             return merge(low, high, location)
-        case "none":  # as a file says that there is no table
+        case "none":  # a file without this table
             return high
         case str():  # the short form of a table: "linear" is {kind = "linear"}
             return merge({"kind": low}, high, location)

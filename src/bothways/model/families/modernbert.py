@@ -112,7 +112,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
 
 
 def _alternating(depth: int, interval: int) -> list[str]:
-    """Return the kinds of layers of which one in `interval` is global, the first one included."""
+    """Return the kinds of layers: one in `interval` is global, and the first one is."""
     return [_WINDOW if layer % interval else _FULL for layer in range(depth)]
 
 
