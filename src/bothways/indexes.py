@@ -48,7 +48,7 @@ def build_index(  # noqa: PLR0913 – one option per question
         texts: a file (.txt, .csv, .tsv, .jsonl, .parquet), a folder as BEIR's, or a Hub data set,
             or several of them as paths; in Python also texts, or rows as dicts.
         model: model folder, sentence-transformers folder, folder of a run, or Hub id; by default
-            that of the index; in Python also a predictor.
+            the model of the index; in Python also a predictor.
         out: folder of the index. One that exists is changed: documents with an id that it has are
             replaced; in Python `None` for a temporary folder, which goes with the index.
         text: column of the text; by default text, after it the title of BEIR's rows.

@@ -296,7 +296,7 @@ def with_probes(
 ) -> Evaluation:
     """Return the evaluation of a run with its probes, whose data are read now.
 
-    The accuracy of a probe is "probe/accuracy/NAME", that of the majority baseline
+    The accuracy of a probe is "probe/accuracy/NAME", the majority baseline's
     "majority/probe/NAME".
 
     Raises:
