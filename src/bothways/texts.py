@@ -75,7 +75,7 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     from bothways.text import trainers
 
     trainer_class: type[Any] = choice(kind, trainers.KINDS, "kind")
-    trainer = configs.read(trainer_class, {"size": size, **settings}, where="tokenizer")
+    trainer = configs.read(trainer_class, {"size": size, **settings})
     characters = trainers.characters_of(ceiling)
     with shown_progress(progress) as reporter:
         if isinstance(texts, Mapping):

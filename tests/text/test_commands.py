@@ -106,6 +106,8 @@ def test_an_input_that_cannot_be_read_is_named_and_not_the_output(tmp_path, monk
 
 
 def test_train_refuses_options_of_another_kind(tmp_path, text):
+    with pytest.raises(ConfigError, match=r"^size: must be at least 1, not 0"):
+        run("train", text, "--size", 0, "--out", tmp_path / "new")
     with pytest.raises(ConfigError, match="--prefix-space: is not an option") as caught:
         run("train", text, "--out", tmp_path / "out", "--prefix-space")
     options = "--alphabet, --cjk, --coverage, --lowercase, --min-frequency, --size, --strip-accents"
