@@ -32,9 +32,9 @@ from bothways.model.config import EncoderConfig, PreNorm
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import modern
-from bothways.training.optimizers import BertAdam
+from bothways.training.optimizers import BertAdam, Lamb
 from bothways.training.run import Target
-from bothways.training.schedules import Constant, Epochs, Hours, Linear, Steps
+from bothways.training.schedules import Constant, Epochs, Hours, Linear
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -82,14 +82,18 @@ def load(*overrides: str) -> PretrainConfig:
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(
-        'seed = 1\ndata_copies = 3\n[training]\nuntil = "2 epochs"\nschedule = "constant"\ntarget = "none"\n[encoder]\ndepth = 5\n'
+        'seed = 1\ndata_copies = 3\n[training]\nuntil = "2 epochs"\ntarget = "none"\n[training.schedule]\nkind = "constant"\nwarmup = 0.1\n[training.optimizer]\nlr = 0.5\n[encoder]\ndepth = 5\n'
     )
-    overrides = ["seed=2", "training.schedule.warmup=5 steps", "encoder.depth=6"]
+    overrides = ["seed=2", "encoder.depth=6"]
     # A file that was written by a run says "none" where there is no table.
     overrides += ["training.target.metric=loss", "training.target.at_most=3"]
+    # Naming a kind, or that of the file once more, does not drop its settings.
+    overrides += ["training.schedule=constant", "training.optimizer=lamb"]
     config = configs.load(PretrainConfig, base=BASE, file=file, overrides=overrides)
     assert (config.seed, config.data_copies, config.training.until) == (2, 3, Epochs(2.0))
-    assert config.training.schedule == Constant(Steps(5))
+    assert config.training.schedule == Constant(0.1)
+    assert isinstance(config.training.optimizer, Lamb)
+    assert config.training.optimizer.lr == 0.5
     assert config.training.target == Target("loss", 3.0)
     assert config.encoder == dataclasses.replace(BASE.encoder, depth=6)
     assert config.objective == BASE.objective

@@ -117,6 +117,9 @@ def _merged(low: Any, high: Any, location: str) -> Any:
             message = f"a function has no settings, such as {next(iter(other), 'lr')}"
             fix = "Set them in the function: functools.partial(function, lr=0.1)."
             raise ConfigError(message, where=location, fix=fix)
+    if isinstance(high, str) and isinstance(low, Mapping) and high != "none":
+        # Naming the kind that a table has, or may have, keeps the settings of the table.
+        return {**low, "kind": high} if low.get("kind", high) == high else high
     if not isinstance(high, Mapping):
         return high
     match low:
