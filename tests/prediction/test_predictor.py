@@ -114,6 +114,11 @@ def test_tables_are_read_by_row(predictors):
     frame["label"] = [prediction.label for prediction in wanted]
     assert classify.evaluate(frame)["accuracy"] == 1
     assert classify.evaluate({name: frame[name] for name in frame})["accuracy"] == 1
+    named = frame.rename(columns={"label": "opinion"})
+    with pytest.raises(DataError, match=r"which column is the label \(stars, text, opinion\)"):
+        classify.evaluate(named)
+    with pytest.raises(ConfigError, match="columns are named"):
+        classify.evaluate(named, frame["label"], text="text")
     assert classify(()) == []
     twice = pandas.DataFrame([texts[:2]], columns=["text", "text"])
     with pytest.raises(DataError, match="two columns are called 'text'"):

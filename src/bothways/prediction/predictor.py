@@ -491,8 +491,7 @@ class Predictor:
             return self.task_model.task.read(str(data), columns, labelled=labelled)
         items = enumerate(given_rows(data, "data"), 1)
         rows = (TableRow(item, f"input {number}") for number, item in items)
-        answer = None if labelled else False
-        parse = functools.partial(_read_row, self.task_model, columns=columns, labelled=answer)
+        parse = functools.partial(_read_row, self.task_model, columns=columns, labelled=labelled)
         return self.task_model.task.read_rows(rows, parse, columns, labelled=labelled)
 
     def evaluate(
@@ -511,10 +510,13 @@ class Predictor:
             columns: names of columns, such as `label="stars"`; by default as in training.
 
         Raises:
-            ConfigError: the task has no such column.
+            ConfigError: the task has no such column; columns are named beside answers.
             DataError: an example has no label, or a label that the model does not have; or there
                 are more or fewer answers than inputs.
         """
+        if columns and answers is not None:
+            fix = "Give rows that have the answers, or inputs such as frame['body'] without names."
+            raise ConfigError("are given, and columns are named", where="answers", fix=fix)
         if columns:
             data = self.read(data, named_columns(self.task_model.task, **columns), labelled=True)
         examples = self._labelled(data, answers)
