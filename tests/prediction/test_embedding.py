@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+import bothways
 from bothways.core.errors import BothwaysError, DataError
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import POOLINGS, sweep_layers
@@ -94,6 +95,24 @@ def test_one_pass_gives_what_each_embedding_gives(place, settings, monkeypatch):
     assert found.best.correlation.spearman == highest
     assert found.to_json()["best"]["spearman"] == highest
     assert len(found.to_json()["cells"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({}, True), ({"pooling": "cls"}, True), ({"pooling": "weightedmean"}, False),
+        ({"layers": [1]}, False), ({"long_texts": "windows", "length": 6}, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_metrics_are_those_of_the_vectors_of_the_model(place, settings, shown):
+    """A table of layers and poolings is shown beside them if the vectors are among its own."""
+    folder, data = place / "bert", place / "sts.tsv"
+    expected = bothways.load(folder, "embed", **settings).evaluate(data)
+    done = bothways.evaluate(folder, data, task="embed", **settings)
+    assert done.metrics == pytest.approx(expected, abs=1e-5)
+    assert (done.layers is not None) == shown
+    assert done.to_json()["spearman"] == done.metrics["spearman"]
 
 
 def test_files_hold_the_vectors_of_all_parts_in_order(place, run, monkeypatch):

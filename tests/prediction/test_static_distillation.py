@@ -136,6 +136,11 @@ def test_static_model_is_trained_by_the_losses_of_vectors(place, tmp_path):
     rows = [{"text": text, "label": "g"} for text in good]
     rows += [{"text": text, "label": "b"} for text in bad]
     before = bothways.load(place / "out").evaluate(rows)
+    pairs = [
+        {"sentence1": good[at], "sentence2": text, "score": at} for at, text in enumerate(bad[:9])
+    ]
+    scored = bothways.evaluate(place / "out", pairs).metrics
+    assert scored == bothways.load(place / "out").evaluate(pairs)
     common: dict[str, Any] = {"task": "embed", "batch_size": 8, "seed": 1, "progress": False}
     result = bothways.finetune(place / "out", rows, rows, epochs=4, out=tmp_path / "run", **common)
     assert result.metrics["ndcg@10"] > before["ndcg@10"] + 0.05

@@ -35,6 +35,7 @@ from bothways.hub.model_folder import read_record
 from bothways.hub.provenance import model_facts
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import Pooling
+from bothways.hub.static_embedding import StaticEncoder
 from bothways.prediction import PredictPrecision
 from bothways.prediction.analysis.report import analyse, analysis_report
 from bothways.prediction.engine import PredictConfig, PredictionCounts, counting, predict
@@ -209,6 +210,14 @@ class _AllLayers(base.TaskModel[TextExample, VectorPrediction]):
         return VectorPrediction(np.stack(outputs))
 
 
+def is_swept(task_model: embedding.Embedder) -> bool:
+    """Return True if the vectors of a model are among those of its layers and usual poolings."""
+    task, model = task_model.task, task_model.model
+    plain = task.pooling in POOLINGS and task.layers == (-1,) and task.long_texts != "windows"
+    has_layers = not isinstance(model.encoder, StaticEncoder)
+    return plain and has_layers and embedding.projection_of(model) is None
+
+
 def sweep_layers(
     task_model: embedding.Embedder,
     examples: Iterable[TextExample],
@@ -353,7 +362,7 @@ class Evaluation:
 
     Attributes:
         title: the model and its data.
-        metrics: by name; of int8 its own, of layers the best cell's.
+        metrics: by name; of int8 its own, of layers those of the model's own vectors.
         int8: the comparison of int8 with fp32.
         layers: every layer and pooling of a sentence encoder.
         pairs: the accuracies of groups of minimal pairs.
@@ -371,7 +380,9 @@ class Evaluation:
         """Return plain values, as `bothways evaluate --json` writes them."""
         if self.retrieval is not None:
             return dict(self.retrieval)
-        detail = self.int8 or self.layers or self.pairs
+        if self.layers is not None:
+            return {**self.metrics, **self.layers.to_json()}
+        detail = self.int8 or self.pairs
         return dict(self.metrics) if detail is None else detail.to_json()
 
 
@@ -487,7 +498,7 @@ class EvaluationData:
             task_model = predictor.task_model
             if report is not None:
                 done = Evaluation(title, self.analyse(predictor, report))
-            elif isinstance(task_model, embedding.Embedder):
+            elif isinstance(task_model, embedding.Embedder) and is_swept(task_model):
                 # All layers are scored on pairs with a score; else retrieval is.
                 with self.opened(predictor) as (reading, counts):
                     first = list(itertools.islice(reading.examples, 1))
@@ -497,7 +508,9 @@ class EvaluationData:
                         done = Evaluation(title, predictor.evaluate(again, counts=counts))
                     else:
                         swept = sweep_layers(task_model, examples, counts)
-                        done = Evaluation(title, vars(swept.best.correlation), layers=swept)
+                        # The last layer, in the pooling of the model.
+                        own = swept.cells[POOLINGS.index(task_model.task.pooling) - len(POOLINGS)]
+                        done = Evaluation(title, vars(own.correlation), layers=swept)
             else:
                 done = Evaluation(title, self.score(predictor))
             if precision == "auto":
