@@ -145,7 +145,7 @@ class LossRun(Run):
             on_event=on_event,
             held_out=self.scoring,
         )
-        if not done.finished(self.settings.training):
+        if not done.finished:
             return None
         at = done.progress
         return SweepOutcome(self.name, dict(done.metrics), (), METRIC, "lowest", at.steps, seconds)
@@ -183,7 +183,7 @@ class PairRun(Run):
         done = pretrain(
             self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
-        if not done.finished(self.settings.training):
+        if not done.finished:
             return None
         pairs = Predictor(open_pairs(folder, device=device))
         scores = evaluate_suite(pairs, self.track.suite, progress)
