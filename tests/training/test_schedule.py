@@ -219,7 +219,10 @@ def test_a_duration_is_read_from_its_own_text(given_duration):
             ],
             r"invalid duration .*\n.* steps, tokens, epochs, hours, minutes, seconds",
         ),
-        (["1.5 steps", "0.1 tokens"], "whole numbers"),
+        (
+            ["1.5 steps", "0.1 tokens", "1.000 steps", "1.25e1 steps", "1e999 tokens"],
+            r"(steps|tokens) are whole numbers\n  Write 1000",
+        ),
         (["0 steps", "-1 steps", "-0.5 hours", "1e999 epochs"], "above 0 and finite"),
     ],
 )

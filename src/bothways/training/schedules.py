@@ -99,8 +99,8 @@ class Hours(_Amount):
 
 
 _UNITS: dict[str, Callable[[float], Steps | Tokens | Epochs | Hours]] = {
-    "steps": lambda n: Steps(_whole(n, "steps")),
-    "tokens": lambda n: Tokens(_whole(n, "tokens")),
+    "steps": lambda n: Steps(int(n)),
+    "tokens": lambda n: Tokens(int(n)),
     "epochs": Epochs,
     "hours": Hours,
     "minutes": lambda n: Hours(n / 60),
@@ -108,12 +108,6 @@ _UNITS: dict[str, Callable[[float], Steps | Tokens | Epochs | Hours]] = {
 }
 _SHORT_UNITS = {"h": "hours", "m": "minutes", "min": "minutes", "s": "seconds", "sec": "seconds"}
 _FORM = re.compile(r"\s*([-+]?\d+(?:_\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]+)\s*")
-
-
-def _whole(number: float, unit: str) -> int:
-    if not number.is_integer():
-        raise ConfigError(f"{number:g} {unit} is not a valid duration: {unit} are whole numbers")
-    return int(number)
 
 
 def duration(text: str) -> Steps | Tokens | Epochs | Hours:
@@ -130,10 +124,13 @@ def duration(text: str) -> Steps | Tokens | Epochs | Hours:
             f"invalid duration {text!r}",
             fix=f"Write a number and one of {units}, such as '1000 steps' or 2h.",
         )
-    if unit in ("steps", "tokens") and "." in form[1] and "e" not in form[1].lower():
+    number = float(form[1])
+    # 2.5e3 is a whole number; 1.000 may be meant as a thousand.
+    written = "." not in form[1] or "e" in form[1].lower()
+    if unit in ("steps", "tokens") and not (written and number.is_integer()):
         message = f"{text!r} is not a valid duration: {unit} are whole numbers"
         raise ConfigError(message, fix="Write 1000 or 1e3 for a thousand.")
-    return _UNITS[unit](float(form[1]))
+    return _UNITS[unit](number)
 
 
 Duration = Annotated[
