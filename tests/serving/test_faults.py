@@ -99,6 +99,7 @@ def test_a_body_in_another_encoding_is_no_utf8(url):
         ("/models/tag", {"inputs": "a", "parameters": {"aggregation_strategy": "sum"}}),
         ("/models/classify", {"inputs": "a", "truncate": False, "parameters": {"truncate": 3}}),
         ("/", {"inputs": "a"}),
+        ("/", {"inputs": "a", "model": 3}),
     ],
 )
 def test_fields_of_the_wrong_kind(url, path, body):
@@ -112,6 +113,7 @@ def test_fields_of_the_wrong_kind(url, path, body):
         ("/tokenize", {"inputs": [], "model": "embed"}, (422, "empty")),
         ("/models/rerank", {"query": "a", "documents": []}, (422, "empty")),
         ("/v1/embeddings", {"input": "", "model": "embed"}, (422, "empty")),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, (422, "empty")),
         ("/classify", {"inputs": ["a"] * 9}, (413, "too_many_texts")),
         ("/classify", {"inputs": "a" * 2001}, (413, "text_too_long")),
         ("/classify", {"inputs": "film " * 100, "truncate": False}, (413, "text_too_long")),
@@ -127,7 +129,8 @@ def test_limits_and_names(url, path, body, expected):
     response = httpx.post(f"{url}{path}", json=body)
     assert code(response) == expected
     if expected[1] == "empty":  # each route has another name for its inputs
-        assert response.json()["error"]["param"] in (None, *body)
+        path = response.json()["error"]["param"]
+        assert path is None or path.partition(".")[0] in body
     if expected[0] == 405:
         assert response.headers["allow"] == "GET"
 

@@ -364,7 +364,8 @@ def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
     """Read `{"inputs": {"source_sentence": …, "sentences": […]}}`; the answer is the cosines."""
     model = models.choose(request.model, ("embed",))
     if not request.inputs.sentences:
-        raise RequestError("empty", "sentences is an empty list", param="sentences")
+        path = "inputs.sentences"
+        raise RequestError("empty", f"{path} is an empty list", param=path)
 
     def write(answer: shapes.Answer) -> Any:
         a, *_ = vectors = answer.vectors.astype(np.float64)
