@@ -60,6 +60,9 @@ def test_answers_that_do_not_fit_are_refused(predictors):
     assert short.value.what == f"1 answer for {len(TEXTS)} inputs"
     with pytest.raises(BothwaysError):
         classify.evaluate(TEXTS, ["no such label"] * 3)
+    message = r"^answers: answers of the task 'tag' are part of the rows\n.*to evaluate\(rows\)"
+    with pytest.raises(DataError, match=message):
+        predictors["tag"].score(["a b"], [["O", "O"]])
 
 
 def test_other_tasks_have_the_words_that_fit(predictors, embed):

@@ -264,7 +264,7 @@ class Task(Generic[E, P]):
             DataError: the answer is none, or answers of the task need a row.
         """
         message = f"answers of the task {self.name!r} are part of the rows"
-        fix = "Give rows with their answers, without answers."
+        fix = "Give rows that have their answers, to evaluate(rows)."
         raise DataError(message, where="answers", fix=fix)
 
     def wrong_texts(self, texts: tuple[str, ...], where: str, needs: str) -> DataError:
