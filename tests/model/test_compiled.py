@@ -166,6 +166,8 @@ def test_a_gpu_alone_is_given_compiled_blocks():
     message = r"training\.compiled: is for the blocks of a Transformer on a GPU, not .* on cpu"
     with pytest.raises(ConfigError, match=message):
         compute_as(encoder, COMPILED, torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"training\.graphs: is for CUDA graphs, not for cpu"):
+        compute_as(encoder, dataclasses.replace(finetune_adam(), graphs=True), torch.device("cpu"))
     compute_as(encoder, COMPILED, torch.device("cuda"))
     assert all(part.compiled for part in encoder.modules() if isinstance(part, block.Block))
     compute_as(encoder, finetune_adam(), torch.device("cuda"))

@@ -60,13 +60,15 @@ def test_codes_are_those_of_sentence_transformers(kind, embedder):
 
 
 def test_mistakes_of_ranges(embedder):
-    for options in (
-        {"precision": "int8"}, {"precision": "int8", "ranges": np.zeros((2, 3))},
-        {"precision": "uint8", "ranges": np.full((2, 16), np.nan)},
-        {"precision": "int8", "ranges": np.array([[1.0] * 16, [0.0] * 16])},
-    ):  # fmt: skip
-        with pytest.raises(ConfigError):
-            embedder.encode("a film", **options)
+    width = embedder.encode("a film").size
+    for precision, ranges, message in (
+        ("int8", None, "int8 needs the lowest and the highest value"),
+        ("int8", np.zeros((2, 3)), rf"2 rows of {width} finite numbers, not \(2, 3\)"),
+        ("uint8", np.full((2, width), np.nan), "finite numbers"),
+        ("int8", np.array([[1.0] * width, [0.0] * width]), "a lowest value is above the highest"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^ranges: .*{message}"):
+            embedder.encode("a film", precision=precision, ranges=ranges)
     for vectors in (np.zeros(3), np.zeros((1, 3)), np.zeros((4, 3), np.int8)):
         with pytest.raises(ConfigError, match="must be two vectors or more in floating point"):
             ranges_of(vectors)

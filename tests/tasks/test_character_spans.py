@@ -139,6 +139,8 @@ def test_rows_that_nobody_annotated_are_counted(tmp_path):
     assert (len(examples), notes) == (2, [])
     ((example,), _) = in_memory({"data": {"text": "Oslo"}, "annotations": [{"result": None}]})
     assert example.tags == ("O",)
+    with pytest.raises(DataError, match=r"2 texts in its data \(a, b\)\n.*Call the text"):
+        in_memory({"data": {"a": "Oslo", "b": "Rome"}, "annotations": [{"result": []}]})
     result = [{"value": {"start": 0, "end": 4, "labels": ["X"]}}]
     with pytest.raises(DataError, match="2 annotations that differ"):
         in_memory({"data": {"text": TEXT}, "annotations": [{"result": []}, {"result": result}]})

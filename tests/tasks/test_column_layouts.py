@@ -181,6 +181,7 @@ def test_layout_of_an_odd_file(tmp_path, text, asked, sentences):
         ("a\tB-X\tO\nb\tO\tO\nc\tO\n", NONE, ":3: has 2 columns .*, and most lines 3"),
         ("a\tB-X\nb\tO\n# x y\nc\tO\n", NONE, ":3: has 3 columns"),  # in a sentence
         ("anna (PER)\nberg *\nin (LOC*\n\nx *\n", NONE, ":3: the span .LOC is not closed"),
+        ("anna (PER)\n" * 1000 + "berg *)\n", NONE, r":1001: '\*\)' does not fit the spans before"),
         ("anna (PER)\n" * 1000 + "berg B-PER\n", NONE, ":1001: 'B-PER' is no span in brackets"),
     ],
 )

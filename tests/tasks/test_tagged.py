@@ -332,6 +332,14 @@ def test_rows_in_memory_are_read_as_files(kind, tmp_path):
     assert [e.where for e in examples] == ["train row 1", "train row 3"]
 
 
+def test_a_row_that_cannot_be_read_ends_the_sentences(tmp_path):
+    """As an error of the file, which is no `RowError`: the sentence would lose a word."""
+    file = write(tmp_path / "a.csv", PLAIN + "2,now,O,O\n3,Rome,B-LOC\n")
+    with pytest.raises(DataError, match=r"a\.csv:6: has 4 values for 3 columns") as error:
+        list(TaggingTask().read(str(file)).examples)
+    assert type(error.value) is DataError
+
+
 def test_an_absent_word_is_refused():
     rows = [{"sentence_id": 1, "word": word, "tag": "O"} for word in ("a", None)]
     table = (TableRow(row, f"row {number}") for number, row in enumerate(rows, 1))

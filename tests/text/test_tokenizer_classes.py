@@ -403,6 +403,7 @@ DIGITS = [{"type": "Digits", "individual_digits": True}, CUT]
 
 @pytest.mark.parametrize(("made", "kind", "parts"), [
     (family.roberta, "roberta", {"model": {"ignore_merges": True}}),
+    (family.roberta, "roberta", {"model": {"end_of_word_suffix": "</w>"}}),
     (family.xlm, "xlm-roberta", {"normalizer": {"type": "Lowercase"}}),
     (family.xlm, "xlm-roberta", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DIGITS}}),
     (family.xlm, "xlm-roberta", {"model": {"unk_id": 0}}),

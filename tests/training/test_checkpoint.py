@@ -137,6 +137,7 @@ def test_truncated_changed_or_missing_file_is_refused_by_name(saved, name):
         (b"{", "is not JSON"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"[1]", "holds a JSON list, not an object"),
+        (b'{"format": 1, "files": ["state.pt"]}', "manifest.json is damaged"),
         (b"[" * 10**5, "brackets nested too deeply"),
         (b'{"format": ' + b"1" * 5000 + b"}", "too many digits"),
         (None, "is not a checkpoint: manifest.json cannot be read"),
@@ -147,6 +148,14 @@ def test_a_damaged_or_missing_manifest_is_refused(saved, content, message):
     if content is not None:
         (saved / "manifest.json").write_bytes(content)
     refused(saved, message)
+
+
+def test_progress_of_another_form_is_refused(saved):
+    (saved / "progress.json").write_text('{"progress": {"steps": 7}, "metrics": []}')
+    manifest = json.loads((saved / "manifest.json").read_text())
+    manifest["files"]["progress.json"] = file_digest(saved / "progress.json")
+    (saved / "manifest.json").write_text(json.dumps(manifest))
+    assert "checkpoint before it" in refused(saved, r"progress.json is damaged\n").fix
 
 
 @pytest.mark.parametrize("change", [{"format": 3, "bothways": "9.0"}, {"format": None}])

@@ -197,6 +197,13 @@ def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know():
     assert len({*starts}) == 3
 
 
+@pytest.mark.parametrize(("rank", "awaited"), [(0, "rank 1"), (2, "the main rank")])
+def test_a_rank_that_does_not_come_is_named(rank, awaited, monkeypatch):
+    monkeypatch.setattr(parallel, "MEETING", 0.1)
+    with pytest.raises(ResourceError, match=f"^{awaited} has not come in .* minutes"):
+        parallel.start_name(HashStore(), rank, 3)
+
+
 def save_slowly(seconds: float) -> None:
     """Let the main rank take longer to save."""
     save = saved_state.save_checkpoint

@@ -181,6 +181,9 @@ def test_a_metric_that_is_not_evaluated_is_refused(setting, changes, tmp_path):
     with pytest.raises(ConfigError, match="'f1' is not evaluated: there are loss") as caught:
         run_toy(FolderStore(tmp_path, CONFIG), training, evaluation=lambda progress: {"loss": 1.0})
     assert caught.value.where == f"training.{setting}.metric"
+    if setting == "target":
+        with pytest.raises(ConfigError, match=r"^training\.target: requires evaluation data"):
+            run_toy(FolderStore(tmp_path, CONFIG), training)
 
 
 def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
