@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float, Float32, Int64, Shaped
 from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError, DataError, argument
-from bothways.tasks.base import Metrics, nothing_to_score
+from bothways.tasks.base import Metrics
 from bothways.tasks.columns import number_of
 from bothways.tasks.metrics import TINY, correlation, mean_ranking
 from bothways.tasks.predictions import VectorPrediction
@@ -296,8 +296,8 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
     one, and a document with the text of the query is dropped unless it is its positive. Of texts
     with a class each is a query, and the others are its documents: those of its class are relevant.
 
-    Raises:
-        DataError: there is no example.
+    Args:
+        results: of at least one example.
     """
     queries, documents = dict[str, NDArray[np.float32]](), dict[str, NDArray[np.float32]]()
     relevant = defaultdict[str, set[str]](set)  # documents by query, or by class
@@ -316,8 +316,6 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
             others, negatives = [*example.all_texts[1:]], len(example.negatives)
         documents |= dict(zip(others, units[1:], strict=True))
         relevant[example.text].update(others[: len(others) - negatives])
-    if not queries:
-        raise nothing_to_score()
     columns = {text: column for column, text in enumerate(documents)}
     matrix, rows = np.stack([*documents.values()]), np.stack([*queries.values()])
 
