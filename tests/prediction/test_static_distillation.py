@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,9 @@ from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning import run as finetuning
 from bothways.model.heads import MaskedHead
+from bothways.serving import app as application_of
 from family_tasks import encoder_of, tokenizer_of
+from running_server import refusal, running
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
 from toy_text import odd_texts
 from toy_training import signal_at
@@ -200,3 +203,12 @@ def test_what_does_not_apply_is_refused(settings, where, place, monkeypatch):
         bothways.distil("teacher", **{"to": "static", "progress": False, **settings})
     assert caught.value.where == where
     assert settings.get("width") != 0 or "not 0" in str(caught.value)
+
+
+def test_server_shows_no_attention_and_no_masks_of_a_static_model(place):
+    table = bothways.load(place / "out")
+    with running(application_of(table, playground=True)) as url, httpx.Client(base_url=url) as one:
+        reason = "a static model has no attention, and is not trained on masked tokens"
+        for method in ("masked_lm", "attention"):
+            body = {"method": method, "inputs": SENTENCES[0]}
+            assert refusal(one, "/explain", body) == (422, "invalid", "method", reason)

@@ -262,6 +262,15 @@ def test_methods_that_a_task_does_not_have(client, model, method, inputs):
     assert refused(client, model=model, method=method, inputs=inputs) == (422, code)
 
 
+@pytest.mark.parametrize(
+    ("model", "inputs"), [("rerank", {"query": "a", "documents": []}), ("likelihood", "")]
+)
+def test_attention_needs_a_text(client, model, inputs):
+    body = {"model": model, "method": "attention", "inputs": inputs}
+    expected = (422, "invalid", "inputs", "the input has no text to show")
+    assert refusal(client, "/explain", body) == expected
+
+
 def test_explanations_without_a_model_folder_are_refused(predictors):
     from bothways.prediction.predictor import Predictor
 

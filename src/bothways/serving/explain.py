@@ -125,6 +125,10 @@ def explain(models: Models, request: ExplainRequest) -> Query | TrainedInput:
     value = request.inputs
     limit = ("explained_characters", MOST_CHARACTERS)
     check_limit("text_too_long", "characters to explain", len(str(value)), *limit)
+    is_static = isinstance(model.task_model.model.encoder, StaticEncoder)
+    if is_static and request.method != "leave_one_out":
+        message = "a static model has no attention, and is not trained on masked tokens"
+        raise RequestError("invalid", message, param="method")
     if request.method == "masked_lm":
         return _mask(model, request)
     if request.method == "attention":
@@ -144,9 +148,6 @@ def _mask(model: ServedModel, request: ExplainRequest) -> TrainedInput:
     texts = (request.inputs,) if isinstance(request.inputs, str) else request.inputs
     if not isinstance(texts, tuple):
         raise RequestError("invalid", "inputs must be a text or a list of two", param="inputs")
-    if isinstance(model.task_model.model.encoder, StaticEncoder):
-        message = "a static model is not trained on masked tokens"
-        raise RequestError("invalid", message, param="method")
     tokenizer, length = model.task_model.tokenizer, model.task_model.length
     with request_errors():
         ids = tokenizer.encode(texts)
@@ -211,10 +212,9 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
     tokenizer = model.task_model.tokenizer
 
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
-        sequence = encoded[0].sequences[0] if encoded[0].sequences else None
-        if sequence is None or sequence.parts:
-            message = f"attentions are not shown for the task {model.kind!r}"
-            raise RequestError("invalid", message, param="method")
+        if not encoded[0].sequences:  # of no document, or of a text to score without a token
+            raise RequestError("invalid", "the input has no text to show", param="inputs")
+        sequence = encoded[0].sequences[0]
         limit = ("attention_tokens", MOST_ATTENTION_TOKENS)
         check_limit("too_many_tokens", "tokens", len(sequence), *limit)
         with request_errors():
