@@ -121,6 +121,13 @@ def test_what_may_lack_gradients_is_refused(two):
     )
 
 
+def test_machines_of_other_sizes_share_over_all():
+    plan = Plan(0, 3, 0, 2, Sharding(over="machine"))
+    message = r"^sharding\.over: 3 ranks are not a multiple of the 2 .*\n.*sharding\.over=all"
+    with pytest.raises(ConfigError, match=message), sharded(toy(), plan):
+        pass
+
+
 def test_the_main_rank_decides_for_all_and_its_error_is_raised_by_all(two):
     assert [found["shared"] for found in two[1]] == [("step-3: is gone", 0)] * 2
 
