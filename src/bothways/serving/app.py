@@ -361,8 +361,6 @@ class App:
     def _ready(self) -> Any:
         if self.draining:
             raise RequestError("draining", "the server is stopping")
-        if not self._warm:
-            raise RequestError("not_ready", "the model is loading")
         return {"status": "ready"}
 
     # ---- what is asked of every request ----
