@@ -1,9 +1,10 @@
 """Whatever a request does to the model's thread, the other requests are answered, and the probes tell the truth."""
 
 import logging
+import math
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,7 +13,8 @@ import pytest
 from bothways.core.errors import ResourceError
 from bothways.serving import run
 from bothways.serving.app import App, app
-from bothways.serving.batcher import Batcher
+from bothways.serving.batcher import Batcher, Ticket
+from bothways.serving.errors import RequestError
 from running_server import classify, running, wait_for
 from toy_predictors import TASKS
 
@@ -130,6 +132,18 @@ def test_liveness_fails_while_a_batch_is_stuck(application, url, monkeypatch):
         go_on.set()
         assert answer.result().status_code == 200
     wait_for(lambda: live(url) == 200)  # the answer is sent before the batch has ended
+
+
+def test_a_request_after_the_end_of_the_thread_is_refused(application):
+    """The server ends soon, but not at once."""
+    batcher, model = application.batcher, application.models.named("classify")
+    batcher._thread = threading.Thread()
+    batcher._thread.start()
+    batcher._thread.join()
+    examples = model.examples(["a"], application.limits)
+    with pytest.raises(RequestError, match="the thread of the model has ended") as caught:
+        batcher.submit(Ticket(model, examples, model.encode(examples), math.inf, Future()))
+    assert caught.value.code == "internal"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
