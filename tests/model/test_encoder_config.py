@@ -7,8 +7,8 @@ import torch
 
 from bothways.core.errors import ConfigError
 from bothways.model.attention.patterns import Blocks, Full, Window
-from bothways.model.config import Dropouts, EncoderConfig, Gated, Readout
-from bothways.model.heads import LabelHead, NextTokenHead
+from bothways.model.config import Dropouts, EncoderConfig, Gated, Readout, Sharing
+from bothways.model.heads import LabelHead, MaskedHead, NextTokenHead
 from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary, Sinusoidal
 
 
@@ -38,6 +38,7 @@ def encoder(**settings):
         (encoder(key_value_heads=1, position=Disentangled()), "encoder.key_value_heads"),
         (encoder(patterns=(Window(4, global_attention=True),), position=Disentangled()), "encoder.patterns"),
         (encoder(position=Rotary(), width=12, heads=4), "encoder.heads"),
+        (encoder(depth=2, sharing=Sharing(3)), "encoder.sharing.groups"),
         (lambda: Dropouts(hidden=1.0), "encoder.dropout.hidden"),
         (lambda: Dropouts(hidden=float("nan")), "encoder.dropout.hidden"),
         (lambda: Dropouts(attention=-0.1), "encoder.dropout.attention"),
@@ -52,6 +53,8 @@ def encoder(**settings):
         (lambda: LabelHead(0), "heads.labels.count"),
         (lambda: LabelHead(2, 1.0), "heads.labels.dropout"),
         (lambda: NextTokenHead().build(EncoderConfig(50, embedding=4)), "encoder.embedding"),
+        (lambda: MaskedHead().build(EncoderConfig(50, embedding=4, readout=Readout(masked="direct"))), "encoder.readout.masked"),
+        (lambda: MaskedHead().build(EncoderConfig(50, position=Disentangled(absolute="decoder"), readout=Readout(shifted=True))), "encoder.readout.shifted"),
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_is_refused(make, where):

@@ -22,7 +22,7 @@ from bothways.core.source import Sequence
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.objectives import distillation as distilling
@@ -269,6 +269,8 @@ def test_a_student_starts_from_layers_and_loses_no_segment():
         with pytest.raises(ConfigError, match=match) as raised:
             with_layers(teacher, shape(**{"initial_range": 0.5, **changes}), layers)
         assert fix in raised.value.fix
+    with pytest.raises(ConfigError, match=r"start_layers: .* layers of this model share"):
+        with_layers(Model(shape(sharing=Sharing()), (MaskedHead(),)), shape(), (1, 2))
 
 
 @pytest.fixture(scope="module")

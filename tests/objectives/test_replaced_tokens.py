@@ -15,7 +15,7 @@ from bothways.core.source import Cursor, TrainingStep
 from bothways.data.corpus import Corpus
 from bothways.data.loader import TokenBudget
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig, PostNorm
 from bothways.model.families.catalogue import preset
 from bothways.objectives.replaced_tokens import (
     Narrower,
@@ -226,6 +226,11 @@ def test_bad_settings_are_refused(make, where):
 def test_encoders_without_a_place_for_it_are_refused(corpus):
     with pytest.raises(ConfigError, match="does not fit this encoder"):
         ReplacedTokens().models(preset("gpt2"))
+    wide = dataclasses.replace(preset("bert-tiny"), embedding=16, order=PostNorm(projected=True))
+    with pytest.raises(ConfigError, match="share the embedding's LayerNorm") as raised:
+        ReplacedTokens().models(wide)
+    for settings in ({"generator": Shallower()}, {"sharing": "disentangled"}):
+        assert len(ReplacedTokens(**settings).models(wide)) == 2, raised.value.fix
     bert = short_run(corpus, ReplacedTokens(), "bert-tiny", steps=1)
     with pytest.raises(BothwaysError, match="no bert class with the heads replaced"):
         pretrain(bert, corpus)

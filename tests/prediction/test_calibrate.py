@@ -161,6 +161,10 @@ def test_labels_that_each_apply_have_scales_and_keep_their_answers(tmp_path):
     assert after.predict(TEXTS) == before.predict(TEXTS)
     with pytest.raises(ConfigError):
         bothways.calibrate(folder, rows, tmp_path / "sets", error=0.1, progress=False)
+    for labels in ([], LABELS):
+        same = [{**row, "label": labels} for row in rows]
+        with pytest.raises(DataError, match="input 1: every example has all labels, or none"):
+            bothways.calibrate(folder, same, tmp_path / "same", progress=False)
 
 
 def test_data_that_cannot_calibrate_is_refused(folder, model, rows, done, tmp_path):

@@ -499,6 +499,7 @@ def test_mistakes_with_an_index_in_memory(tmp_path, masked, monkeypatch):
         (lambda: bothways.build_index(["a"], bothways.load(masked, "fill")), "model"),
         (lambda: bothways.build_index(["a", 5], embed, progress=False), "text 2"),
         (lambda: index.search("a", model=bothways.load(masked, "fill")), "model"),
+        (lambda: index.search(iter(["a", 5])), "query 2"),
         (lambda: index.search("a", k=0), "k"),
         (lambda: bothways.search(index, "a", top=0), "top"),
         (lambda: index.search("a", depth=7), "depth"),
@@ -507,6 +508,10 @@ def test_mistakes_with_an_index_in_memory(tmp_path, masked, monkeypatch):
         with pytest.raises(BothwaysError) as caught:
             call()
         assert caught.value.where == where
+    config = {"similarity_fn_name": "euclidean"}
+    embed.task_model.model.kept = {"config_sentence_transformers.json": config}
+    with pytest.raises(ConfigError, match="model: the model compares by euclidean"):
+        bothways.build_index(["a"], embed, progress=False)
     assert os.listdir(tmp_path / "temporary") == [index.folder.name]  # none is left of the others
 
 

@@ -14,14 +14,16 @@ from sklearn.decomposition import PCA
 
 import bothways
 from bothways.cli.main import app
-from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.errors import BothwaysError, ConfigError, TokenizerError
 from bothways.finetuning import run as finetuning
 from bothways.model.heads import MaskedHead
+from bothways.prediction.static_distillation import kept_tokens
 from bothways.serving import app as application_of
+from bothways.text.tokenizer import Tokenizer
 from family_tasks import encoder_of, tokenizer_of
 from running_server import refusal, running
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
-from toy_text import odd_texts
+from toy_text import odd_texts, write_vocabulary
 from toy_training import signal_at
 
 KEPT = ("[PAD]", "[UNK]", *GOOD, *BAD, *FILLERS)
@@ -212,3 +214,16 @@ def test_server_shows_no_attention_and_no_masks_of_a_static_model(place):
         for method in ("masked_lm", "attention"):
             body = {"method": method, "inputs": SENTENCES[0]}
             assert refusal(one, "/explain", body) == (422, "invalid", "method", reason)
+
+
+def test_teachers_that_do_not_fit_are_refused(place, tmp_path):
+    Tokenizer.load(write_vocabulary(tmp_path / "words")).save(tmp_path / "other")
+    bothways.build_corpus(place / "text.txt", tmp_path / "other", tmp_path / "corpus", workers=1)
+    with pytest.raises(ConfigError, match="data: the corpus has another vocabulary than"):
+        bothways.distil(place / "teacher", tmp_path / "corpus", to="static", progress=False)
+    pytest.importorskip("fugashi")
+    kind = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab"}
+    folder = write_vocabulary(tmp_path / "mecab", subword_tokenizer_type="wordpiece", **kind)
+    with pytest.raises(TokenizerError, match="divides words by MeCab") as caught:
+        kept_tokens(Tokenizer.load(folder))
+    assert str(folder) in str(caught.value.where)

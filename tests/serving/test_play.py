@@ -280,6 +280,16 @@ def test_explanations_without_a_model_folder_are_refused(predictors):
         assert explain(one, method="leave_one_out", inputs=TEXT, label="neg")["words"]
 
 
+def test_a_static_model_has_no_attention_and_no_masks(folder, tmp_path):
+    bothways.distil(folder, to="static", width=4, out=tmp_path, progress=False)
+    static = application_of(bothways.load(tmp_path), playground=True)
+    with running(static) as url, httpx.Client(base_url=url) as one:
+        for method, message in (("attention", "has no attention"), ("masked_lm", "static model")):
+            found = refusal(one, "/explain", {"method": method, "inputs": TEXT})
+            assert found[:2] == (422, "invalid")
+            assert message in found[3]
+
+
 def test_info_has_what_the_page_needs(client):
     models = {model["name"]: model for model in client.get("/info").json()["models"]}
     assert models["fill"]["mask"] == "[MASK]"

@@ -207,6 +207,8 @@ def test_seeds_are_parsed(text, start, seeds):
 def test_invalid_seeds_are_refused(text):
     with pytest.raises(errors.ConfigError, match=r"^seeds: .* does not name seeds"):
         parse_seeds(text)
+    with pytest.raises(errors.ConfigError, match=r"^seeds: '10001' is more than 10,000 runs"):
+        parse_seeds("10001")
 
 
 def test_grids_match_paper(base):
