@@ -14,7 +14,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError, interfac
 from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.finetuning.data import read_recorded_split, read_split
 from bothways.finetuning.splits import DevPart, Split, fold_name, parse_part, split_examples
-from bothways.lab.sweeps.folds import FoldRun, cross_validate
+from bothways.lab.sweeps.folds import PREDICTIONS, FoldRun, cross_validate
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
@@ -310,3 +310,6 @@ def test_folds_predict_each_row_once(model, tmp_path):
     for changes in ({"folds": 3}, {"folds": 1}, {"settings": other}):
         with pytest.raises(ConfigError):
             cross_validate(**{"settings": settings, "folds": 2, **resumed, **changes})
+    (tmp_path / "cv/fold-2" / PREDICTIONS).unlink()
+    with pytest.raises(ConfigError, match=r"fold-2: a finished run has no .*\n  Delete its folder"):
+        cross_validate(settings, 2, **resumed)

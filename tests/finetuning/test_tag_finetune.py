@@ -86,6 +86,8 @@ def test_the_commands_evaluate_and_predict(run, monkeypatch, capsys):
     assert all(text[e["start"] : e["end"]] == e["text"] for e in first["entities"])
     assert empty == {"entities": [], "words": [], "tags": []}
     assert last["tags"] == ["O", "B-BAD"]
+    with pytest.raises(ConfigError, match=r"keep: dev.conll is not a table .*\n  Leave keep out"):
+        run_line("predict", "run", "dev.conll", "--keep", "id")
 
 
 TEXT = "a good film."

@@ -228,6 +228,14 @@ def test_a_run_without_its_record_is_refused(short_run):
     with pytest.raises(ConfigError) as ended:
         repeat_step(short_run, 3)
     assert ended.value.where == "step"
+    for name, damaged, kind, where in (
+        ("config.toml", "", ConfigError, "config.toml: encoder"),
+        ("data.json", '{"size": 3}', CheckpointError, "data.json"),
+    ):
+        (short_run / name).write_text(damaged)
+        with pytest.raises(kind) as caught:
+            repeat_step(short_run, 2)
+        assert str(caught.value.where).endswith(where)
 
 
 def test_another_result_than_the_recorded_one_is_reported(short_run, capsys, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from bothways.core.batch import Batch, LabelTargets, TokenTargets
+from bothways.core.errors import ConfigError
 from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.corpus import Corpus
@@ -147,3 +148,14 @@ def test_heads_that_no_class_of_transformers_has_are_noted(corpus):
     found = preflight(config_for(corpus, 1, TwoHeads()), corpus, None, torch.device("cpu"))
     said = [finding.what for finding in found if finding.severity == "note"]
     assert any("has no class with the heads masked, tags: only bothways" in what for what in said)
+
+
+def test_models_that_cannot_be_probed_are_refused(corpus, tmp_path, monkeypatch):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"sentence_good": "The cat sees.", "sentence_bad": "The sees cat."}\n')
+    probed = dataclasses.replace(config_for(corpus, 1), probes=(str(pairs),))
+    with pytest.raises(ConfigError, match="probes: has minimal pairs, which need a model that"):
+        pretrain(probed, corpus, None)
+    monkeypatch.setattr(ShuffledModule, "saved", lambda _: {})
+    with pytest.raises(ConfigError, match="probes: need a model that the run saves"):
+        pretrain(probed, corpus, None)

@@ -497,6 +497,9 @@ def test_the_command_shows_the_losses_and_trains_nothing(corpus, capsys, monkeyp
 def test_a_test_of_one_step_is_refused(corpus):
     with pytest.raises(ConfigError, match="steps: must be at least 2, not 1"):
         bothways.find_lr(corpus, "bert-tiny", steps=1)
+    own = {"training": {"optimizer": torch.optim.SGD}}
+    with pytest.raises(ConfigError, match=r"training\.optimizer: is a function, whose rate"):
+        bothways.find_lr(corpus, "bert-tiny", steps=2, **own)
 
 
 def test_a_recipe_with_two_kinds_of_sequences_and_milestones_is_tested(corpus):

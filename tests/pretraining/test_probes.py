@@ -19,8 +19,10 @@ from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
+from bothways.pretraining import run as pretraining
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import PretrainResult, curves, pretrain, read_records, write_run_page
+from bothways.training import parallel
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.schedules import Steps
 from heard_progress import Heard
@@ -132,7 +134,7 @@ def test_records_resume_and_are_drawn(corpus, files, tmp_path):
     pretrain(settings_for(corpus), corpus, tmp_path / "cut", resume=True)
 
 
-def test_what_cannot_be_probed_is_refused(corpus, files, tmp_path):
+def test_what_cannot_be_probed_is_refused(corpus, files, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="probes: two have one name"):
         settings_for(corpus, (files[1], "other/animals.jsonl"))
     with pytest.raises(BothwaysError, match="nowhere"):
@@ -148,6 +150,10 @@ def test_what_cannot_be_probed_is_refused(corpus, files, tmp_path):
     small.write_text("text\tlabel\nThe cat.\tday\nThe owl.\tnight\nThe fox.\tnight\n")
     with pytest.raises(DataError, match="two texts or more of each"):
         pretrain(settings_for(corpus, (str(small),)), corpus, device="cpu")
+    shared = parallel.Plan(sharding=parallel.Sharding())
+    monkeypatch.setattr(pretraining, "choose_parallelism", lambda *_: shared)
+    with pytest.raises(ConfigError, match=r"probes: are not .* share a model\n  Set sharding=none"):
+        pretrain(settings_for(corpus, files), corpus, device="cpu")
 
 
 def test_cut_texts_are_reported(corpus, tmp_path):
