@@ -304,7 +304,11 @@ def test_a_record_with_impossible_values(tmp_path):
     folder = add(tmp_path / "index", {"a": "one", "b": "two"}).folder
     add(folder, {}, ["a"])
     record = json.loads((folder / "index.json").read_text())
+    [segment] = record["segments"]
+    np.save(folder / "codes-1.npy", np.zeros((2, WIDTH), np.int16))
+    np.save(folder / "scales-1.npy", np.ones(2, np.float32))
     impossible: list[dict[str, Any]] = [
+        {"segments": [{**segment, "rows": 5}]}, {"segments": [{**segment, "error": 0.5}]},
         {"width": 0}, {"width": 71}, {"stored": "int8"}, {"scale": "x"}, {"new": 1}, {"segments": []},
     ]  # fmt: skip
     for change_ in impossible:
@@ -334,6 +338,18 @@ def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces():
         assert np.array_equal(np.sort(rows), np.flatnonzero(scores > 0))
         assert np.allclose(values, scores[rows])
         assert np.all(np.diff(values) <= 0)
+
+
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_damaged_words_of_an_index_are_one_message(tmp_path, share):
+    pytest.importorskip("bm25s")
+    folder = add(tmp_path / "index", {"a": "a dog", "b": "the cat"}, bm25=True).folder
+    for file in (folder / "bm25-1").iterdir():
+        content = file.read_bytes()
+        file.write_bytes(content[: int(share * len(content))])
+        with pytest.raises(FolderError, match="the index is damaged: bm25-1"):
+            found(Index(folder), "dog", mode="bm25")
+        file.write_bytes(content)
 
 
 def test_an_index_that_was_emptied_still_counts_words(tmp_path):

@@ -306,7 +306,7 @@ class Index:
             import bm25s
         try:
             return bm25s.BM25.load(self.folder / f"bm25-{self.record.bm25}", mmap=True)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError) as error:
             raise self._damaged(f"bm25-{self.record.bm25}: {error}") from error
 
     @checked
