@@ -487,13 +487,8 @@ def _parquet(
         predicted = {"vector": pyarrow.FixedSizeListArray.from_arrays(flat, width)}
     else:
         rows = [prediction_values(prediction, top) for prediction in predictions]
-        try:
-            fields = arrow_fields(type(predictions[0]))
-        except TypeError as error:
-            message = f"Parquet has no columns for {type(predictions[0]).__name__}"
-            raise ConfigError(message, where="format", fix=_AS_LINES) from error
         predicted = {}
-        for name, kind in fields.items():
+        for name, kind in arrow_fields(type(predictions[0])).items():
             if name not in rows[0]:  # a field that a model does not have is absent from all rows
                 continue
             values: list[Any] = [row.get(name) for row in rows]
