@@ -19,8 +19,10 @@ from bothways.hub.adapter import TrainedAdapter
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.lab.sweeps.significance import folders
-from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.config import EncoderConfig, Gated
+from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
+from bothways.model.positions import Learned
 from commands import run_line
 from drawn_settings import draw_settings
 from model_folders import change_settings
@@ -143,6 +145,7 @@ def test_tied_embedding_is_refused(tmp_path):
     with pytest.raises(FolderError) as caught:
         load_model(tmp_path / "adapter")
     assert caught.value.where == tmp_path / "adapter" / "adapter_model.safetensors"
+    assert "not the output layer that the base model ties to it" in caught.value.what
 
 
 def test_encoder_with_the_tokenizer_of_its_base(tmp_path, monkeypatch):
@@ -233,7 +236,38 @@ def test_malformed_factors_are_refused(change, message, adapter):
         load_model(adapter)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda name: name.replace("lora_A", "lora_C"),
+            "holds .*lora_C.*, which is no tensor of L",
+        ),
+        (
+            lambda name: name.replace("query.lora_A", "odd"),
+            r"holds .*\.odd.*, which is no tensor of",
+        ),
+        (lambda name: name * ("lora_A" in name), "holds one factor of .*query without the other"),
+    ],
+)
+def test_names_of_no_factors_are_refused(change, message, adapter):
+    file = adapter / "adapter_model.safetensors"
+    tensors = {change(name): tensor for name, tensor in load_file(file).items()}
+    save_file({name: tensor for name, tensor in tensors.items() if name}, file)
+    with pytest.raises(FolderError, match=message) as caught:
+        load_model(adapter)
+    assert caught.value.where == file
+
+
 def test_another_base_is_refused(adapter, tmp_path):
+    shutil.copytree(adapter, tmp_path / "first")
+    own = EncoderConfig(60, 16, 1, 2, 24, position=Learned(9), mlp=Gated())
+    save_model(tmp_path / "own", Model(own, (MaskedHead(),)))
+    for base, message in (("first", "that is an adapter itself"), ("own", "in our own format")):
+        change_settings(adapter, SETTINGS, base_model_name_or_path=str(tmp_path / base))
+        with pytest.raises(FolderError, match=message) as caught:
+            load_model(adapter)
+        assert caught.value.where == adapter / SETTINGS
     other = make_base(tmp_path / "other", hidden_size=48)
     change_settings(adapter, SETTINGS, base_model_name_or_path=str(other))
     with pytest.raises(FolderError) as caught:

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import bothways
 from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead
 from bothways.model.model import Model
+from bothways.training.saved_state import IN_PARTS
 from commands import run_line
 from model_folders import change_settings
 
@@ -84,6 +85,22 @@ def test_a_part_of_a_folder_of_sentence_transformers_is_refused(tokenizer, tmp_p
         bothways.average([tmp_path / "st"] * 2, tmp_path / "mean")
 
 
+def test_folders_of_no_own_weights_or_class_are_refused(tokenizer, tmp_path):
+    folders = [save(tmp_path / f"seed-{n}", tokenizer, n) for n in range(2)]
+    counts = load_file(folders[0] / "model.safetensors") | {"position_ids": np.arange(9)}
+    save_file(counts, folders[0] / "model.safetensors")
+    save_file(counts | {"position_ids": np.ones(9, int)}, folders[1] / "model.safetensors")
+    with pytest.raises(FolderError, match=r"seed-1: differs from .*position_ids, which has no me"):
+        bothways.average(folders, tmp_path / "mean")
+    change_settings(folders[0], "config.json", architectures=["BertForOther"])
+    with pytest.raises(FolderError, match="names a class of transformers that is not known here"):
+        bothways.average([folders[0]] * 2, tmp_path / "mean")
+    (folders[0] / "adapter_config.json").write_text("{}")
+    with pytest.raises(FolderError, match="is an adapter, and the mean of low-rank changes"):
+        bothways.average([folders[0]] * 2, tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+
+
 @pytest.mark.parametrize("model", ["albert-base-v2", "modernbert-base"])
 def test_the_mean_of_a_runs_checkpoints_is_that_of_its_weights(corpus, tmp_path, model):
     shape = {"width": 16, "heads": 2, "depth": 3, "intermediate_size": 24, "embedding": None}
@@ -145,6 +162,20 @@ def test_models_that_differ_in_more_than_weights_are_refused(tokenizer, corpus, 
     with pytest.raises(FolderError, match="is not finished"):
         bothways.average([tmp_path / "run"], tmp_path / "mean")
     (tmp_path / "moved").rename(tmp_path / "run" / "model")
+    last, made = tmp_path / "run" / "step-2", tmp_path / "run/model/model.safetensors"
+    save_file(load_file(made) | {"extra": np.ones(1)}, made)
+    with pytest.raises(FolderError, match="step-2: has no tensor for extra, which the model"):
+        bothways.average([last, last], tmp_path / "mean")
+    (last / "model.safetensors").unlink()
+    digests = json.loads((last / "manifest.json").read_text())["files"]
+    del digests["model.safetensors"]
+    change_settings(last, "manifest.json", format=IN_PARTS, files=digests)
+    with pytest.raises(FolderError, match="step-2: holds the parts of several ranks"):
+        bothways.average([last, last], tmp_path / "mean")
+    (tmp_path / "run/model/2_Dense").mkdir()
+    (tmp_path / "run/model/2_Dense/model.safetensors").touch()
+    with pytest.raises(FolderError, match="step-2: is of a model with 2_Dense/model"):
+        bothways.average([last, last], tmp_path / "mean")
     weights = tmp_path / "run" / "step-1" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(bothways.BothwaysError, match="damaged"):

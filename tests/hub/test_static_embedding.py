@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import bothways
-from bothways.core.errors import ConfigError, FolderError
+from bothways.core.errors import ConfigError, FolderError, TokenizerError
 from bothways.tasks.sentence_embedding.task import save_sentence_encoder
 
 TEXTS = ["the old cat", "", "a CAT sat, unseen", "cat " * 40, "the mat"]
@@ -25,7 +25,9 @@ def sentence_transformer(folder: Path) -> Any:
     return SentenceTransformer(str(folder), device="cpu")
 
 
-def make_folder(folder: Path, *, max_length: int | None = None, dense: bool = False) -> Path:
+def make_folder(
+    folder: Path, *, max_length: int | None = None, dense: bool = False, direction: str = "right"
+) -> Path:
     """A folder as sentence-transformers saves it; its tokenizer has no [CLS], [SEP] and [MASK]."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, StaticEmbedding
@@ -36,7 +38,7 @@ def make_folder(folder: Path, *, max_length: int | None = None, dense: bool = Fa
     backend.normalizer = tokenizers.normalizers.BertNormalizer()
     backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     if max_length is not None:
-        backend.enable_truncation(max_length)
+        backend.enable_truncation(max_length, direction=direction)
     torch.manual_seed(0)
     module = StaticEmbedding(backend, torch.randn(len(words), 12).numpy())
     others = [Dense(12, 8), Normalize()] if dense else []
@@ -102,8 +104,17 @@ def test_other_uses_are_refused(tmp_path):
         with pytest.raises(ConfigError) as refused:
             bothways.load(folder, **settings)
         assert refused.value.where in settings
+    with pytest.raises(ConfigError, match=r"has vectors of tokens, and no layers\n.*\[-1\]"):
+        bothways.load(folder, layers=[0]).encode(TEXTS)
     (file,) = folder.rglob("model.safetensors")
-    save_file({"embedding.weight": torch.zeros(3, 12)}, file)
-    with pytest.raises(FolderError) as caught:
-        bothways.load(folder)
-    assert caught.value.where == file
+    for name, message in (
+        ("embedding.weight", "has 3 vectors for 9 tokens"),
+        ("x", "holds x, not"),
+    ):
+        save_file({name: torch.zeros(3, 12)}, file)
+        with pytest.raises(FolderError, match=message) as caught:
+            bothways.load(folder)
+        assert caught.value.where == file
+    make_folder(tmp_path / "left", max_length=6, direction="left")
+    with pytest.raises(TokenizerError, match=r'at their beginning\n  Set its "truncation" to null'):
+        bothways.load(tmp_path / "left")
