@@ -230,13 +230,9 @@ def with_guide_vectors(
     """Return the data with the guide's vectors as targets of the training texts.
 
     Raises:
-        ConfigError: the folder holds a model for another task.
         FolderError: the folder cannot be read.
     """
     task_model = open_task_model(folder, "embed", device=str(device))
-    if not isinstance(task_model.task, SentenceEmbeddingTask):
-        message = f"{folder} is for the task {task_model.task.name}"
-        raise ConfigError(message, where="task.loss.guide", fix="Choose a model of vectors.")
     progress.stage("asking the guide", len(data.train))
     counts = PredictionCounts(on_count=progress.advance)
     guide = prepare_task_model(task_model, precision)
