@@ -190,6 +190,13 @@ def test_mistakes_are_one_message(place, tmp_path):
         )
     with pytest.raises(BothwaysError, match="needs the head 'labels'"):
         run(place, teacher={"folder": str(place / "big")})
+    pairs = [{"anchor": "the film", "positive": f"film {at}"} for at in range(4)]
+    bothways.finetune(place / "big", pairs, None, "embed", epochs=1).save(tmp_path / "vectors")
+    teacher = {"folder": str(tmp_path / "vectors")}
+    with pytest.raises(ConfigError, match=r"^teacher: models for embed are not taught by"):
+        bothways.finetune(place / "student", pairs, None, "embed", teacher=teacher)
+    with pytest.raises(ConfigError, match=r"^teacher: .* 'embed', which is not learned from a te"):
+        bothways.distil(tmp_path / "vectors", pairs, place / "student", epochs=1)
     other = build_task_model(*TASKS[0], 0)
     save_model(tmp_path / "other", other.model, other.tokenizer, labels=other.labels)
     with pytest.raises(BothwaysError, match=r"has another vocabulary than the student: .* differ"):

@@ -358,8 +358,8 @@ def taught_finetuning(
     Names and recipes are as in `bothways.distil`.
 
     Raises:
-        ConfigError: no student, an unknown recipe, or the teacher was not fine-tuned for a task.
-        FolderError: the teacher cannot be read.
+        ConfigError: no student, an unknown recipe, or the teacher's task has no teachers.
+        FolderError: the teacher cannot be read, or was not fine-tuned for a task.
     """
     if student is None:
         message = f"is missing: {train} is no corpus, and labelled data needs a pre-trained student"
@@ -369,8 +369,8 @@ def taught_finetuning(
         message = f"{recipe!r} is for a corpus, and the data is labelled"
         raise ConfigError(message, where="recipe", fix=f"Choose one of {', '.join(RECIPES)}.")
     task = open_finetuned(teacher).task
-    if not isinstance(task, get_args(Trainable)):
-        message = f"{teacher} is for the task {task.name!r}, which needs no labels"
+    if not isinstance(task, get_args(Trainable)) or task.model_class.scale is None:
+        message = f"{teacher} is for the task {task.name!r}, which is not learned from a teacher"
         fix = "Choose a fine-tuned teacher, or give a corpus folder instead of labelled data."
         raise ConfigError(message, where="teacher", fix=fix)
     settings = RECIPES[recipe or "modern"](type(task)())
