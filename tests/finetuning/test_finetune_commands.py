@@ -144,6 +144,7 @@ def test_predictions_are_json_lines_in_the_order_of_the_input(finished, monkeypa
         ("finetune bert none.tsv --out x", "none.tsv: no such file"),
         ("finetune bert train.tsv --out run", "run: holds the checkpoints of an earlier run"),
         ("finetune bert train.tsv --out bert", "bert: is not empty, and not the folder of a run"),
+        ("finetune bert train.tsv --out x --seeds 2 --folds 2", "--seeds: and --folds are both"),
         ("evaluate bert dev.tsv", "bert: is not fine-tuned for a task: its heads are masked"),
         ("predict run none.txt", "none.txt: no such file"),
     ],

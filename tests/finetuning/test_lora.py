@@ -195,6 +195,11 @@ def test_random_weights_are_refused(tmp_path):
     method = FinetuneConfig(FAST, 16, lora=LoRA())
     with pytest.raises(ConfigError, match=r"^lora: keeps the encoder's weights"):
         fit_task(config, make_data(tmp_path, 40), method, device="cpu")
+    only = FinetuneConfig(FAST, 16, lora=LoRA(adapter_only=True))
+    with pytest.raises(ConfigError, match=r"^lora\.adapter_only: .* this model is in memory"):
+        fit_task(config, make_data(tmp_path, 40), only, device="cpu")
+    with pytest.raises(ConfigError, match=r"^start: a model in memory and examples of data\.label"):
+        fit_task(config, [{"text": "a", "label": "b"}], method, device="cpu")
 
 
 def test_lora_rate_is_ten_times_that_of_all_weights():

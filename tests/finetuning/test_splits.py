@@ -10,7 +10,7 @@ import pytest
 
 import bothways
 import toy_folder
-from bothways.core.errors import BothwaysError, ConfigError, DataError, interface
+from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, interface
 from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.finetuning.data import read_recorded_split, read_split
 from bothways.finetuning.splits import DevPart, Split, fold_name, parse_part, split_examples
@@ -27,6 +27,7 @@ from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextExample
 from commands import run_line
 from heard_progress import Heard
+from model_folders import change_settings
 
 FIFTH = DevPart((0.8, 0.2), 1)
 
@@ -219,6 +220,9 @@ def test_files_and_rows_are_split_alike_and_recorded(model, tmp_path):
     file.unlink()
     with pytest.raises(DataError, match=r"run: was trained on .*t\.tsv, .*\n  Go to the folder"):
         read_recorded_split(str(tmp_path / "run"))
+    change_settings(tmp_path / "run/model", "bothways.json", split={"train": str(file)})
+    with pytest.raises(FolderError, match=r"bothways\.json: is not the record of a split"):
+        read_recorded_split(str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("dev", ["20", "0,2"])
@@ -241,6 +245,13 @@ def test_a_group_column_is_read_from_files_and_rows(tmp_path):
     for source in (None, rows):
         with pytest.raises(DataError, match="user"):
             read_split(other, source)
+    words = tmp_path / "t.conll"
+    words.write_text("-DOCSTART- O\n\nthe O\n\nold O\n")
+    tagging = dataclasses.replace(settings, train=str(words), task=TaggingTask())
+    with pytest.raises(DataError, match=r"t\.conll: has no column 'user': only tables of one ex"):
+        read_split(tagging)
+    with pytest.raises(ConfigError, match=r"^dev: is no share of the .*\n  Give dev=\"20%\""):
+        read_split(dataclasses.replace(settings, dev=None, split=Split()))
 
 
 def test_a_group_needs_a_share():

@@ -221,6 +221,10 @@ def test_encode_leaves_no_second_text_out(place):
         ("embed bert sts.tsv --out v.npy", r"^sts\.tsv: has two .*, 'sentence1' and 'sentence2'"),
         ("embed bert sts.tsv --out parts", r"^sts\.tsv: has two texts a row, 'sentence1'"),
         ("embed bert texts.txt layers=[5] --out v.npy", r"^layers: the model has layers 0 .* to 2"),
+        (
+            "embed bert texts.txt --prompt x --prompt-name y --out v.npy",
+            r"^prompt: a prompt is given, and the name of one\n  Leave one of them out",
+        ),
         ("embed bert texts.txt poling=max --out v.npy", r"^poling: .*did you mean pooling"),
         ("predict bert sts.tsv --out p.json", r"^out: 'p\.json' has no format of predictions"),
         ("predict bert sts.tsv --out p.csv.gz", r"(?s)^out: 'p\.csv\.gz' .*: p\.jsonl, \.csv"),
