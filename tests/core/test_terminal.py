@@ -1,13 +1,22 @@
 """Text for terminals, pages and messages."""
 
+import copy
 from pathlib import Path
 
 import pytest
 
-from bothways.core.errors import DataError, ResourceError, optional
+from bothways.core.errors import DataError, ResourceError, optional, require
 from bothways.core.files import read_json, read_object
 from bothways.core.progress import error_console
-from bothways.core.terminal import listed, output_console, printable, quantity, say, time_text
+from bothways.core.terminal import (
+    ErrorStream,
+    listed,
+    output_console,
+    printable,
+    quantity,
+    say,
+    time_text,
+)
 
 
 def test_control_characters_are_escaped():
@@ -24,6 +33,15 @@ def test_names_between_colons_are_no_pictures(capsys):
     say(output_console(), "a :smile: [b]")
     say(error_console(), "a :smile: [b]")
     assert [*capsys.readouterr()] == ["a :smile: [b]\n"] * 2
+
+
+def test_a_closed_standard_error_discards_and_has_no_descriptor():
+    """As after 2>&- in a shell."""
+    stream = ErrorStream(None)
+    assert (stream.write("lost"), stream.isatty(), stream.encoding) == (4, False, "utf-8")
+    with pytest.raises(OSError, match="standard error is closed"):
+        stream.fileno()
+    assert isinstance(copy.copy(stream), ErrorStream)
 
 
 def test_long_lists_are_cut():
@@ -49,6 +67,8 @@ def test_a_missing_package_is_named_with_its_extra():
         import no_such_thing.deep  # noqa: F401
     with pytest.raises(ModuleNotFoundError), optional("data", "reading clouds"):
         import bothways.no_such_part  # noqa: F401
+    with pytest.raises(ResourceError, match=message):
+        require("data", "reading clouds", "json", "no_such_thing")
 
 
 @pytest.mark.parametrize(("content", "message"), [

@@ -480,18 +480,26 @@ def manifest(**changes: Any) -> Callable[[Path], object]:
     return edit
 
 
-def value(name: str, dtype: type, index: int, new: int) -> Callable[[Path], object]:
-    """Change a value of an array, and the digest with it."""
+def rewritten(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    """Change a file or make it, and what the manifest says of it."""
 
-    def change(folder: Path) -> None:
-        array = np.fromfile(folder / name, dtype=dtype)
-        array[index] = new
-        array.tofile(folder / name)
+    def edit(folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(change(path.read_bytes() if path.exists() else b""))
         files = json.loads((folder / MANIFEST).read_text())["files"]
-        files[name]["sha256"] = file_digest(folder / name)
+        files[name] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         manifest(files=files)(folder)
 
-    return change
+    return edit
+
+
+def value(name: str, dtype: type, index: int, new: int) -> Callable[[Path], object]:
+    def change(content: bytes) -> bytes:
+        array = np.frombuffer(content, dtype=dtype).copy()
+        array[index] = new
+        return array.tobytes()
+
+    return rewritten(name, change)
 
 
 @pytest.mark.parametrize(("spoil", "message"), [
@@ -510,6 +518,8 @@ def value(name: str, dtype: type, index: int, new: int) -> Callable[[Path], obje
     (value("sentences.bin", np.uint64, -1, 3), "sentences.bin: holds offsets that contradict"),
     (value("documents.bin", np.uint64, 1, 0), "documents.bin: holds offsets that contradict"),
     (value("tokens.bin", np.uint16, 0, 60_000), "tokens.bin: holds ids that the tokenizer"),
+    (rewritten("sentences.bin", lambda _: b"123"), "sentences.bin: is not an array of uint64"),
+    (rewritten("words.bin", lambda _: b"123"), "words.bin: holds 24 bits for"),
     (file("sentences.bin", None), "sentences.bin: is missing"),
     (file("tokens.bin", b"123"), "tokens.bin: has 3 bytes; the manifest says"),
     (lambda folder: (folder / "vocab.txt").write_bytes(

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pyarrow import parquet
 
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.data.tables import Table, class_names, is_header, open_table
 from bothways.data.text_io import BytesRead, read_lines
 from fake_hub import fake_hub
@@ -258,6 +258,9 @@ def test_json_that_is_read_as_text_is_reported(tmp_path, caplog, monkeypatch):
     assert file.endswith(".jsonl")
     assert stdin.startswith("standard input:1:")
     assert stdin.endswith("use text=NAME")
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ResourceError, match=r"^standard input: is closed\n  Name a file to read"):
+        open_table("-")
 
 
 def test_nul_characters_are_left_out_and_counted(tmp_path, caplog):

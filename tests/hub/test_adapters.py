@@ -226,6 +226,7 @@ def test_malformed_patterns_are_refused(adapter):
     [
         (lambda tensor: tensor.to(torch.int8), "as int8: quantised weights cannot be read"),
         (lambda tensor: tensor.to(torch.float8_e4m3fn), "as float8_e4m3fn: quantised weights"),
+        (lambda tensor: tensor.to(torch.float8_e8m0fnu), "as F8_E8M0, which cannot be read"),
         (torch.flatten, r"factors of .*query that are not matrices"),
     ],
 )

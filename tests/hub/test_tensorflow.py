@@ -14,7 +14,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.errors import FolderError
+from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.convert.tensorflow import read_tensorflow
 from bothways.hub.model_folder import load_model
 from bothways.text.tokenizer import Tokenizer
@@ -289,6 +289,13 @@ def test_a_folder_that_is_not_converted_says_how(tmp_path):
     source = write_folder(tmp_path / "google", bert_variables(bert()), google())
     with pytest.raises(FolderError, match=f"bothways convert {source} --out FOLDER"):
         load_model(source)
+    with pytest.raises(ConfigError, match=r"part: 'generator' is a part of an ELECTRA, which .*in"):
+        run_line("convert", source, "--out", tmp_path / "new", "--part", "generator")
+    (source / "bert_config.json").unlink()
+    with pytest.raises(
+        FolderError, match=r"google: holds no bert_config\.json, .* number of heads"
+    ):
+        run_line("convert", source, "--out", tmp_path / "new")
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,8 @@ def test_mistakes(tmp_path):
             convert_vocabulary(old, tmp_path / "new", words_in(tmp_path / "w.txt", *words))
     with pytest.raises(FolderError, match="old: is a model folder already"):
         run_line("convert", old, "--out", tmp_path / "no")
+    with pytest.raises(FolderError, match=r"none\.txt: no such file or folder\n  Give a text file"):
+        convert_vocabulary(old, tmp_path / "new", tmp_path / "none.txt")
 
 
 CORPUS = [
