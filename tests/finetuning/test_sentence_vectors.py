@@ -20,6 +20,10 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.data import label
 from bothways.finetuning.distillation import with_guide_vectors
 from bothways.hub.model_folder import load_model
+from bothways.model.config import EncoderConfig, Gated
+from bothways.model.heads import MaskedHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
 from bothways.tasks.sentence_embedding.examples import POSITIVES, QUERIES
 from bothways.tasks.sentence_embedding.losses import (
     CosineRegression,
@@ -335,6 +339,19 @@ def test_a_guide_reads_the_texts_once_and_belongs_to_the_run(model, tmp_path):
     make_folder(tmp_path / "guide", seed=8)
     with pytest.raises(BothwaysError, match="guide"):
         run(0.0, out=tmp_path / "run", resume=True)
+
+
+def test_a_model_without_a_class_of_transformers_is_trained_and_saved(model, tmp_path):
+    opened = bothways.load_model(model)
+    shape = EncoderConfig(opened.tokenizer.size, 16, 1, 2, 24, position=Learned(32), mlp=Gated())
+    bothways.save_model(tmp_path / "own", Model(shape, (MaskedHead(),)), opened.tokenizer)
+    task = SentenceEmbeddingTask(pooling="max")
+    run = bothways.finetune(tmp_path / "own", pairs(48, 0), None, task, epochs=1, **FAST)
+    run.save(tmp_path / "saved")
+    card = (tmp_path / "saved" / "README.md").read_text()
+    assert "transformers has no class for this model" in card
+    found = bothways.load(tmp_path / "saved").encode(["old men"])
+    np.testing.assert_allclose(found, run.predictor().encode(["old men"]), rtol=0, atol=1e-6)
 
 
 def test_each_text_has_its_vector_of_the_guide(model):

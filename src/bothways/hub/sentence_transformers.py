@@ -26,7 +26,7 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import FolderError
 from bothways.core.files import local_path, read_json, read_object, replace_folder
-from bothways.hub.hf_config import RECORD, write_hf_config
+from bothways.hub.hf_config import RECORD
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, save_model, write_files
 from bothways.hub.resolve import (
@@ -378,10 +378,8 @@ def save_sentence_folder(
     card: Card | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder that `SentenceTransformer` opens, too.
-
-    Raises:
-        FolderError, ResourceError: transformers has no class for the model; else as `save_model`.
+    """Write a model folder that `SentenceTransformer` opens, too, if transformers has a class for
+    the model; errors as `save_model`.
     """
     files = program_files(config, model)
     if isinstance(model.encoder, StaticEncoder):
@@ -397,11 +395,6 @@ def save_sentence_folder(
         original, model = model, Model(model.config, (), model.encoder)
         model.specification, model.kept = original.specification, original.kept
         model.heads = nn.ModuleDict(heads)
-    architecture = write_hf_config(model, tokenizer, (), None, local_path(folder)).architecture
-    if architecture is None or architecture.own:
-        message = "transformers has no class for this model, and sentence-transformers needs one"
-        fix = "Save it with save_model, for use with bothways."
-        raise FolderError(message, where=folder, fix=fix)
     save_model(folder, model, tokenizer, card=card, extra=extra, extra_files=files)
 
 

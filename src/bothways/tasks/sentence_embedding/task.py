@@ -551,7 +551,8 @@ def save_sentence_encoder(
     card: Card | None = None,
     record: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write a folder from which sentence-transformers computes the same vectors.
+    """Write a folder from which sentence-transformers computes the same vectors, if transformers
+    has a class for the model.
 
     Args:
         record: what else `bothways.json` holds, such as the settings of a run.
