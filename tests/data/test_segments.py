@@ -5,6 +5,7 @@ import random
 import time
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from operator import itemgetter
 from types import SimpleNamespace
 from unittest import mock
@@ -20,6 +21,7 @@ from bothways.data import epoch_order as selection
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.epoch_order import AllExcept, Selection
 from bothways.data.segments import FullSentences, NextSentence, PairPlan, SentenceOrder
+from bothways.text.template import Gap
 from toy_corpora import corpus_of
 from toy_template import TEMPLATE
 
@@ -473,6 +475,16 @@ def test_pairs_need_a_second_document():
             source_of(sizes, NextSentence(16), chosen=chosen)
         assert "objective=masked_lm" in caught.value.fix
     assert epoch_of(source_of([[5, 5, 5]], FullSentences(16)))
+
+
+def test_pairs_need_the_special_tokens_of_bert():
+    four, chosen = (
+        replace(TEMPLATE, between=Gap(np.array([3, 3], np.int32), np.zeros(2, np.int8))),
+        np.arange(4),
+    )
+    with pytest.raises(ConfigError, match="tokenizer has 4 special tokens there") as caught:
+        CorpusSource(corpus_of([[5, 5]] * 4), four, NextSentence(16), chosen, 1)
+    assert caught.value.where == "segments"
 
 
 @pytest.mark.parametrize("segments", SEGMENTS)
