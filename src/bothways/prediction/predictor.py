@@ -510,7 +510,7 @@ class Predictor:
             columns: names of columns, such as `label="stars"`; by default as in training.
 
         Raises:
-            ConfigError: the task has no such column; columns are named beside answers.
+            ConfigError: the task has no such column; columns are named next to answers.
             DataError: an example has no label, or a label that the model does not have; or there
                 are more or fewer answers than inputs.
         """

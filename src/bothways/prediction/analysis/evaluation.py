@@ -362,7 +362,7 @@ class Evaluation:
 
     Attributes:
         title: the model and its data.
-        metrics: by name; of int8 its own, of layers those of the model's own vectors.
+        metrics: by name; of int8 its own, of layers for the model's own vectors.
         int8: the comparison of int8 with fp32.
         layers: every layer and pooling of a sentence encoder.
         pairs: the accuracies of groups of minimal pairs.
