@@ -34,7 +34,7 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import modern
 from bothways.training.optimizers import BertAdam, Lamb
 from bothways.training.run import Target
-from bothways.training.schedules import Constant, Epochs, Hours, Linear
+from bothways.training.schedules import Constant, Cosine, Epochs, Hours, Linear, Steps
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -97,6 +97,34 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
     assert config.training.target == Target("loss", 3.0)
     assert config.encoder == dataclasses.replace(BASE.encoder, depth=6)
     assert config.objective == BASE.objective
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "expected"),
+    [
+        ('[training.schedule]\nwarmup = "5 steps"', "cosine", Cosine(Steps(5))),
+        ('[training.schedule]\nkind = "linear"\nwarmup = "5 steps"', "linear", Linear(Steps(5))),
+        ('[training.schedule]\nkind = "linear"\nwarmup = "5 steps"', "cosine", Cosine()),
+        ('[training.schedule]\nwarmup = "5 steps"', '{kind = "constant"}', Constant()),
+    ],
+)
+def test_a_kind_that_is_named_keeps_the_settings_of_its_table(table, change, expected, tmp_path):
+    """An inline table takes the place of one."""
+    file = tmp_path / "run.toml"
+    file.write_text(table)
+    base = dataclasses.replace(BASE, training=dataclasses.replace(BASE.training, schedule=Linear()))
+    changed = configs.load(
+        PretrainConfig, base=base, file=file, overrides=[f"training.schedule={change}"]
+    )
+    assert changed.training.schedule == expected
+
+
+@pytest.mark.parametrize("value", ["0.2", "foo"])
+def test_a_text_is_no_table_without_kinds(value, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[encoder.dropout]\nhidden = 0.1")
+    with pytest.raises(ConfigError, match=rf"^encoder\.dropout: '{value}' .*must be a table"):
+        configs.load(PretrainConfig, base=BASE, file=file, overrides=[f"encoder.dropout={value}"])
 
 
 CHANGES = [

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -547,13 +548,18 @@ def test_an_index_belongs_to_its_model(tmp_path, masked):
             call()
     for settings in ({"pooling": "cls"}, {"length": 9}):
         embedder = bothways.load(masked, "embed", **settings)
-        with pytest.raises(ConfigError, match=r"length=None and \{\}"):
+        with pytest.raises(ConfigError, match=r"Open it by bothways.load\('.*', \"embed\"\)\.$"):
             made.search("cat", model=embedder)
-        with pytest.raises(ConfigError, match=r"length=None and \{\}"):
+        with pytest.raises(ConfigError, match="another length or other settings"):
             bothways.build_index(["bird"], embedder, tmp_path / "index", progress=False)
     pooled = bothways.build_index(["cat", "dog"], masked, pooling="cls", length=9, progress=False)
     hits = pooled.search("dog", model=bothways.load(masked, "embed"))
     assert hits == pooled.search("dog") != made.search("dog")
+    with pytest.raises(ConfigError) as caught:
+        pooled.search("dog", model=bothways.load(masked, "embed", length=10))
+    advice = re.fullmatch(r"Open it by (bothways.*)\.", caught.value.fix or "")
+    assert advice is not None
+    assert pooled.search("dog", model=eval(advice[1])) == hits
     with pytest.raises(ConfigError, match="has its settings already"):
         bothways.build_index(["a"], out=tmp_path / "index", stored="int8", progress=False)
     bothways.build_index(["a"], masked, tmp_path / "bytes", stored="int8", progress=False)

@@ -211,10 +211,15 @@ def test_an_index_needs_the_model_that_made_it(tmp_path, model, films):
     assert indexes == {"films": str(films)}
     served = named_models((), None, indexes.values())
     assert [*served.values()] == [(model, "embed")]
-    with pytest.raises(FolderError, match="which is not among the models that are served"):
+    other = r"no model that is served fits: \w+ is not the model of the index"
+    with pytest.raises(FolderError, match=other):
         open_app(named_models([f"{tmp_path}/model:embed"]), indexes)
-    with pytest.raises(FolderError, match="which is not among the models that are served"):
+    with pytest.raises(FolderError, match=other):
         app(bothways.load(f"{tmp_path}/model", "embed"), indexes={"films": films})
+    with pytest.raises(FolderError, match="default is for the task fill"):
+        app(bothways.load(f"{tmp_path}/model", "fill"), indexes={"films": films})
+    with pytest.raises(FolderError, match="default was opened with another length"):
+        app(bothways.load(model, "embed", length=9), indexes={"films": films})
     with pytest.raises(ConfigError, match="made with another length than 9"):
         open_app(served, indexes, length=9)
     with pytest.raises(FolderError, match="is not an index"):

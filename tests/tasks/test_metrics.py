@@ -222,6 +222,7 @@ def test_conformal_threshold_is_the_right_order_statistic():
         (0.90, 0.92, 1.0, "20 % fewer errors"),
         (0.5, 0.6, 1.0, "20 % fewer errors"),
         (0.9, 0.9034, 1.0, "3.4 % fewer errors"),
+        (0.0, 0.0996, 1.0, "10 % fewer errors"),
         (0.9, 1.0, 1.0, "100 % fewer errors"),
         (0.99, 0.97, 1.0, "200 % more errors"),
         (101.0, 51.0, 1.0, "50 % fewer errors"),

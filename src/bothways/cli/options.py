@@ -95,7 +95,7 @@ class RunLength:
             message = f"the length is given twice: {self.epochs:g} epochs and {self.until!r}"
             raise ConfigError(message, where="--until", fix="Leave out --epochs or --until.")
         if self.until is not None and is_integer(self.until):
-            fix = f'Write both as one word: --until "{self.until} minutes", or --until 2h.'
+            fix = f'Give it with its unit, in quotation marks: --until "{self.until} minutes".'
             raise ConfigError(f"{self.until!r} has no unit", where="--until", fix=fix)
         return self.until if self.epochs is None else f"{self.epochs:g} epochs"
 

@@ -2,6 +2,7 @@
 
     BothwaysError
     ├── ConfigError       an invalid setting; its dotted path is in `where`
+    │   └── UnknownKeyError   a setting that does not exist
     ├── DataError         a file, column, label or text that cannot be used
     ├── TokenizerError    a vocabulary or tokenizer file that cannot be used
     ├── FolderError       a model folder that cannot be read or written
@@ -189,6 +190,10 @@ class BothwaysError(Exception):
 
 class ConfigError(BothwaysError):
     """An invalid setting."""
+
+
+class UnknownKeyError(ConfigError):
+    """A setting that does not exist."""
 
 
 class DataError(BothwaysError):

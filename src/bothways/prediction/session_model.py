@@ -235,8 +235,7 @@ class GraphFormat(NamedTuple):
     """A format of exported graphs.
 
     Attributes:
-        title: the runtime's name in messages.
-        open: opens a file in it.
+        runtime: what computes a file; `title` is its name in messages, `open` opens one in it.
         fp32, int8: the files in an exported folder, where other programs look for them.
     """
 

@@ -8,7 +8,6 @@ search looks whether the index on disk has changed, and then opens it again.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence as Many
@@ -108,17 +107,19 @@ def open_indexes(
         if length not in (None, record.length):
             message = f"the index {name!r} was made with another length than {length}"
             raise ConfigError(message, where="length", fix="Leave the length out.")
-        fitting = list[ServedModel]()
+        reasons = list[str]()
         for served in models:
-            with contextlib.suppress(BothwaysError):  # of another model
-                embedder = open_embedder(served.predictor, record)
-                fitting.append(replace(served, variant=embedder.task_model))
-        if not fitting:
-            message = f"was made by {record.model}, which is not among the models that are served "
-            message += "with its settings"
+            try:
+                variant = open_embedder(served.predictor, record).task_model
+            except BothwaysError as error:  # such as another model; the next one may fit
+                reasons.append(f"{served.name} {error.what}")
+                continue
+            indexes[name] = ServedIndex(name, replace(served, variant=variant), index)
+            break
+        else:
+            message = f"was made by {record.model}, and no model that is served fits: "
             fix = f"Serve it, too: {call('serve', f'{record.model}:embed', index=str(path))}."
-            raise FolderError(message, where=path, fix=fix)
-        indexes[name] = ServedIndex(name, fitting[0], index)
+            raise FolderError(message + "; ".join(reasons), where=path, fix=fix)
     return indexes
 
 

@@ -173,6 +173,7 @@ def test_words_are_divided_at_spaces_and_around_each_character_of_a_script_witho
     letters = find_words([text], letters=True)
     shown = [text[a:b] for a, b in zip(letters.begins, letters.ends, strict=True)]
     assert " ".join(shown) == "A cat s mat 数 学 好 カ ナ don t 3 5 ไ ท ย"
+    assert find_words(["\U00020000\U0003fffd a"], letters=True).counts.tolist() == [3]
 
 
 def test_equal_words_have_equal_hashes_wherever_they_are(monkeypatch):
@@ -230,6 +231,7 @@ def test_a_cleaning_is_a_configuration():
 
 @pytest.mark.parametrize(("make", "where"), [
     (lambda: rules.WordCount(5, 4), "most"),
+    (lambda: rules.MeanWordLength(5, 4), "most"),
     (lambda: rules.Symbols(2.0), "most"),
     (lambda: rules.StopWords(3, ("a", "b")), "least"),
     (lambda: rules.RepeatedWords(1), "shortest"),

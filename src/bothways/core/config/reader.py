@@ -40,7 +40,7 @@ from bothways.core.config.values import (
     read_toml,
     write_toml,
 )
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, UnknownKeyError
 from bothways.core.terminal import quantity
 
 C = TypeVar("C")
@@ -320,6 +320,8 @@ def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
         if isinstance(raw, str) and raw in map(_kind, shape.classes):
             raw = {"kind": raw}  # the name of a member alone
         if isinstance(raw, Mapping):
+            if "kind" in raw and not any(hasattr(cls, "kind") for cls in shape.classes):
+                return _leaf(hint, shape, raw["kind"], location)  # a text in place of a table
             member = _member(shape.classes, raw, base, location)
             return read(member, raw, base=base, where=location, union=shape.classes)
         of_python = callable(raw) or dataclasses.is_dataclass(raw)
@@ -435,7 +437,8 @@ def _unknown(
     guess = f"; did you mean {near[0]}?" if near else ""
     # A few names are all listed: "text" is near to "context", and may be meant for "question".
     fix = None if near and len(names) > 6 else f"Known here: {', '.join(names)}."
-    return ConfigError(f"unknown {kind} {raw!r}{guess}", where=location, fix=fix)
+    error = UnknownKeyError if kind == "key" else ConfigError
+    return error(f"unknown {kind} {raw!r}{guess}", where=location, fix=fix)
 
 
 def _deeper(key: str, config: Any) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args
 
-from bothways.core.errors import ConfigError, argument
+from bothways.core.errors import ConfigError, UnknownKeyError, argument
 
 Tree = Mapping[str, Any]
 P = ParamSpec("P")
@@ -117,9 +117,10 @@ def _merged(low: Any, high: Any, location: str) -> Any:
             message = f"a function has no settings, such as {next(iter(other), 'lr')}"
             fix = "Set them in the function: functools.partial(function, lr=0.1)."
             raise ConfigError(message, where=location, fix=fix)
-    if isinstance(high, str) and isinstance(low, Mapping) and high != "none":
-        # Naming the kind that a table has, or may have, keeps the settings of the table.
-        return {**low, "kind": high} if low.get("kind", high) == high else high
+    if isinstance(low, Mapping) and isinstance(high, str) and high.isidentifier():
+        # A name is the kind of a table: a table of this kind, or without one, keeps its settings.
+        keeps = high != "none" and low.get("kind", high) == high
+        return {**low, "kind": high} if keeps else high
     if not isinstance(high, Mapping):
         return high
     match low:
@@ -364,10 +365,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 raise ConfigError(message, where=name, fix=fix)
         try:
             return function(*args, **kwargs)
-        except ConfigError as error:
+        except UnknownKeyError as error:
             name = str(error.where)
             near = name in kwargs and difflib.get_close_matches(name, parameters, 1, 0.7)
-            if not near or not error.what.startswith("unknown key"):
+            if not near:
                 raise
             message = f"unknown argument {name!r}; did you mean {near[0]}?"
             raise ConfigError(message, where=name) from None

@@ -372,18 +372,18 @@ class _BulkRun:
         complete = [item for item in markers if item is not None]
         return complete if len(complete) == marker.parts else None
 
-    def _finish_file(self, number: int, parts: int, origin: Origin) -> None:
+    def _finish_file(self, number: int, count: int, origin: Origin) -> None:
         """Note the parts of a file that has been read; remove those beyond, of an earlier try.
 
         Some may still be at work: they have no marker, which one that was computed before has lost.
         """
-        for beyond in itertools.count(parts):
+        for beyond in itertools.count(count):
             found = [path for path in self.part_files(number, beyond) if path.exists()]
             if not found:
                 break
             for path in found:
                 path.unlink()
-        marker = FileMarker(parts, origin.size, origin.modified)
+        marker = FileMarker(count, origin.size, origin.modified)
         _write_json(self._file_marker(number), asdict(marker))
 
     def _skip(self, number: int, part: int, marker: PartMarker) -> None:
@@ -473,26 +473,26 @@ def join_parts(folder: Path, out: Path, *, flat: bool) -> None:
     files.replace_file(out, lambda file: _join(parts, file, out.suffix, flat))
 
 
-def _join(parts: list[Path], file: Path, suffix: str, flat: bool) -> None:
+def _join(part_files: list[Path], file: Path, suffix: str, flat: bool) -> None:
     """Write parts as one file; in a .tsv a tab or a line end in a value is a blank, as it has no
     quotes.
     """
     if suffix == ".jsonl":
         with file.open("wb") as binary:
-            for part in parts:
+            for part in part_files:
                 binary.write(part.read_bytes())
     elif suffix == ".parquet":
         with optional("data", "writing Parquet files"):
             import pyarrow
             from pyarrow import parquet
 
-        schema = parquet.read_schema(parts[0]) if parts else pyarrow.schema([])
+        schema = parquet.read_schema(part_files[0]) if part_files else pyarrow.schema([])
         with parquet.ParquetWriter(file, schema) as writer:
-            for part in parts:
+            for part in part_files:
                 writer.write_table(parquet.read_table(part))
     elif suffix == ".npy":
         # One array `(rows, width)`, with those of one part in memory.
-        arrays = [np.load(part, mmap_mode="r") for part in parts] or [np.empty((0, 0), "<f4")]
+        arrays = [np.load(part, mmap_mode="r") for part in part_files] or [np.empty((0, 0), "<f4")]
         shape = (sum(map(len, arrays)), arrays[0].shape[1])
         header = {"descr": arrays[0].dtype.str, "fortran_order": False, "shape": shape}
         with file.open("wb") as binary:
@@ -500,13 +500,13 @@ def _join(parts: list[Path], file: Path, suffix: str, flat: bool) -> None:
             for array in arrays:
                 binary.write(array.tobytes())
     else:
-        names = list(dict.fromkeys(name for row in _rows(parts, flat) for name in row))
+        names = list(dict.fromkeys(name for row in _rows(part_files, flat) for name in row))
         with file.open("w", encoding="utf-8", newline="") as stream:
             header_row = [dict(zip(names, names, strict=True))] if names else []
             # A return in a value is quoted where it ends lines, before Python 3.13 only there.
             lines: Any = SimpleNamespace(write=lambda line: stream.write(line[:-2] + "\n"))
             table = csv.writer(lines, lineterminator="\r\n")
-            for row in itertools.chain(header_row, _rows(parts, flat)):
+            for row in itertools.chain(header_row, _rows(part_files, flat)):
                 values = [row.get(name) for name in names]
                 if suffix == ".csv":
                     table.writerow(values)
@@ -516,9 +516,9 @@ def _join(parts: list[Path], file: Path, suffix: str, flat: bool) -> None:
                 print(*fields, sep="\t", file=stream)
 
 
-def _rows(parts: list[Path], flat: bool) -> Iterator[dict[str, Any]]:
+def _rows(part_files: list[Path], flat: bool) -> Iterator[dict[str, Any]]:
     """Yield the values of each row by column: texts, numbers, and JSON for what is neither."""
-    for part in parts:
+    for part in part_files:
         with part.open(encoding="utf-8") as lines:
             for line in lines:
                 row: dict[str, Any] = {}

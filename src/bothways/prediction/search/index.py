@@ -461,7 +461,9 @@ def open_embedder(
             excess = opened.keys() - record.settings.keys() - {"prompts", "prompt_name", "prompt"}
             if excess or opened_length not in (None, record.length):
                 message = "was opened with another length or other settings than the index has"
-                fix = f"Open it with length={record.length} and {dict(record.settings)}."
+                options = {**record.settings} | ({"length": record.length} if record.length else {})
+                words = "".join(f", {key}={value!r}" for key, value in options.items())
+                fix = f'Open it by bothways.load({record.model!r}, "embed"{words}).'
                 raise ConfigError(message, where="model", fix=fix)
             embedder = Predictor(rebound(model.task_model, record.settings, record.length))
     else:
@@ -480,7 +482,7 @@ def open_embedder(
 
 
 def _check_model(name: str, record: IndexRecord) -> None:
-    """Raise FolderError if a model is not that of an index."""
+    """Raise FolderError if a model is not the one that an index was made by."""
     if digest_of_model(name, whole=True) != record.digest:
         message = f"is not the model of the index, which was made by {record.model}"
         fix = "Name that model, or build the index again with this one."
