@@ -60,6 +60,12 @@ def test_names_of_other_libraries_that_mean_the_same_are_accepted(name):
     assert given == load_config(base, [f"{name}={value}"])
 
 
+@pytest.mark.parametrize("share", [0.25, "0.25", ".25", 0, "0"])
+def test_warmup_steps_below_1_are_a_share_as_in_transformers_5(share):
+    given = load_config(BASE, {"warmup_steps": share})
+    assert given == load_config(BASE, {"warmup": float(share)}) != BASE
+
+
 def test_a_schedule_by_name_keeps_its_settings_in_any_order():
     for first, second in itertools.product(
         ("schedule=cosine", "training.schedule=cosine"),

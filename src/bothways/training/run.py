@@ -513,6 +513,8 @@ def expand_names(
     leaves: dict[tuple[str, ...], tuple[str, Any]] = {}
     for name, setting in settings.items():
         common, form = same.get(name, (name, "{}"))
+        if name == "warmup_steps" and _below_one(setting):  # in transformers 5, a share of the run
+            form = "{}"
         value = setting if form == "{}" else form.format(setting)
         if common == "epochs" and value != "auto":
             value = f"{value} epochs"
@@ -533,6 +535,14 @@ def expand_names(
             table = {key: table}
         tree = merge(tree, table)
     return tree
+
+
+def _below_one(setting: Any) -> bool:
+    """Whether a setting, or its text, is a number below 1."""
+    try:
+        return float(setting) < 1
+    except (TypeError, ValueError):
+        return False
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
