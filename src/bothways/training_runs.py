@@ -76,8 +76,8 @@ def pretrain(  # noqa: PLR0913 – one option per question
         recipe: settings to start from: modern is current practice; paper has those of Devlin et
             al. 2018; short is for minutes: many small updates, on short sequences at first;
             electra is ELECTRA-small's, with a generator; roberta, albert, spanbert, deberta,
-            deberta_v3 and modernbert are those of these papers, with large batches. Default: short
-            for 30 minutes or less, else modern.
+            deberta_v3 and modernbert are those of these papers, with large batches; babylm is
+            GPT-BERT on ten million words. Default: short for 30 minutes or less, else modern.
         config: a TOML file with settings; those given otherwise have priority.
         resume: continue from the newest checkpoint in `out`, or begin if there is none.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".

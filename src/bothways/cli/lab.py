@@ -137,8 +137,8 @@ def bench(
     ----------
     work
         small: 4 layers × 256, 16 × 128 tokens; base: BERT-base, 16 × 128 (minutes on a CPU);
-        long: BERT-base, 64 × 512; large: BERT-large, 32 × 512; all: small and base on a CPU, the
-        other three on a GPU. Default: small, on a GPU long. The vocabulary has 30,522 tokens. A
+        long: BERT-base, 64 × 512; large: BERT-large, 32 × 512; all: small and base on a CPU,
+        all but small on a GPU. Default: small, on a GPU long. The vocabulary has 30,522 tokens. A
         server is measured by python benchmarks/serving.py.
     rounds
         Number of rounds per contender; medians are compared.
