@@ -173,7 +173,7 @@ class FinetuneResult:
         settings: settings of the run, with the rate and the length that were chosen for it.
         finished: False if the run was interrupted.
         history: (epochs, metrics) of every evaluation in this session.
-        failure: reasons why the run probably failed; None if there is no sign of failure.
+        failure: signs that the run failed, or could learn more; None if there is none.
         findings: warnings and notes of the preflight.
         folder: the model folder of a run in a folder; None in memory, and for an interrupted run.
         origin: the data and the model of the run, for the record in `bothways.json`.
@@ -462,8 +462,8 @@ def _conclude(
     """Tune a trained task on the dev data, score it, and look for signs of failure.
 
     Returns:
-        Its metrics and the majority baseline's, empty without dev data; and the failure,
-        None if there is no sign of failure.
+        Its metrics and the majority baseline's, empty without dev data; and the signs that it
+        failed, or could learn more, None if there is none.
     """
     size, loss = settings.microbatch_tokens, math.nan
     if not isinstance(task_model, VectorModule):  # whose loss depends on the size of a step
