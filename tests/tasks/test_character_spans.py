@@ -110,7 +110,7 @@ def test_the_splitter_that_fits_a_span_is_named():
         ([{"start": 0, "end": 4, "labels": ["A", "B"]}], ("not a span",)),
         ([{"start": 0, "end": 4, "entity": "B-PER"}], ("tag of a token",)),
         ("PER", ("'text' holds a text, not a list of words", '"spans"')),
-        ({"a": 1}, ("not a list of spans",)),
+        ({"姓名": 1}, ("not a list of spans", "{'姓名': 1}")),
     ],
 )
 def test_spans_that_are_refused(spans, said, tmp_path):

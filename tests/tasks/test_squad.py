@@ -137,6 +137,7 @@ def test_questions_alone(tmp_path):
         ({"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]}, r":1: .* no column 'context'"),
         (squad({"question": "Who?", "answers": 3}), r":1: answers of an unknown form: 3"),
         (squad({"question": "Who?", "answers": [3]}), r":1: answers of an unknown form: \[3\]"),
+        (squad({"question": "Who?", "answers": {"答案": "a"}}), "of an unknown form: {'答案': 'a'}"),
         (squad({"question": "Who?", "answers": {"text": ["a"], "answer_start": []}}), "of an unkn"),
         (squad({"question": "Who?", "answers": [{**ANSWER, "answer_start": True}]}), "of an unkn"),
         (squad({"question": "Who?", "is_impossible": "no"}), r":1: 'is_impossible' holds 'no'"),

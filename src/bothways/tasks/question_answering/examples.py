@@ -22,7 +22,6 @@ All values are shares from 0 to 1.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 import string
@@ -199,7 +198,7 @@ def _answers(value: Any, location: str) -> Answers | None:
             pairs = [(None, None)]
     if not all(isinstance(text, str) and type(start) is int for text, start in pairs):
         fix = 'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…"}, or one text.'
-        message = f"answers of an unknown form: {json.dumps(value, default=str)[:80]}"
+        message = f"answers of an unknown form: {repr(value)[:80]}"
         raise DataError(message, where=location, fix=fix)
     return tuple((text, start) for text, start in pairs if text.strip())
 

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
 import unicodedata
 from collections import Counter
@@ -181,8 +180,7 @@ def read_spans(values: Any, column: str, location: str) -> list[CharacterSpan]:
         DataError: it is not a list of spans.
     """
     if not isinstance(values, list | tuple):
-        display = json.dumps(values, default=str)[:60]
-        message = f"column {column!r} holds {display}, not a list of spans"
+        message = f"column {column!r} holds {repr(values)[:60]}, not a list of spans"
         raise DataError(message, where=location, fix=f"{FORM} Without an entity: [].")
     spans = []
     for value in values:
@@ -199,8 +197,7 @@ def read_spans(values: Any, column: str, location: str) -> list[CharacterSpan]:
         kind = kind[0] if isinstance(kind, list | tuple) and len(kind) == 1 else kind
         begin, stop = _offset(start), _offset(end)
         if begin is None or stop is None or not isinstance(kind, str) or not kind.strip():
-            display = json.dumps(value, ensure_ascii=False, default=str)[:80]
-            message = f"column {column!r} holds {display}, not a span"
+            message = f"column {column!r} holds {repr(value)[:80]}, not a span"
             raise DataError(message, where=location, fix=FORM)
         if isinstance(value, Mapping) and value.get("entity") == kind and kind[1:2] == "-":
             message = f"column {column!r} holds {kind!r}, the tag of a token, not of an entity"
