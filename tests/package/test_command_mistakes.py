@@ -211,6 +211,7 @@ def test_a_mistake_is_one_message(line, where, place, monkeypatch):
     ("line", "named", "unnamed"),
     [
         ("finetune bert long.txt", "has one column, text, and no label", "--label"),
+        ("finetune bert long.txt --text 0 --label 1", "the suffix .tsv or .csv", "--label"),
         ("finetune bert tickets.csv", "use --text NAME --label NAME", "header"),
         ("predict classifier tickets.csv", "use --text NAME", "--label"),
         ("finetune bert semicolons.csv", "separated by semicolons", "--text"),

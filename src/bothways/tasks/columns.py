@@ -301,6 +301,8 @@ def require_columns(requested: Many[str | None], names: Many[str], location: str
     for name in requested:
         if name is not None and name not in names:
             near = "" if separator_advice(names) else did_you_mean(name, names)
+            if name.isdecimal() and [*names] == ["text"]:  # as a .txt has them, tabs included
+                fix = "A .txt has one text per line: give columns the suffix .tsv or .csv."
             message = f"has no column {name!r}; it has {listed(names, MOST)}{near}"
             raise DataError(message, where=location, fix=None if near else fix)
 
