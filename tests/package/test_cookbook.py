@@ -79,7 +79,7 @@ def test_every_recipe_runs_as_it_is_on_the_page(outputs):
     for rerank in ("", " --rerank rank"):
         [found] = printed(f'bothways search animals "Where do bees live?" --top 2{rerank}')
         assert len(found["hits"]) == 2
-    [hotel] = printed('bothways predict zh/hotels "房间很干净，但是服务很差。"')
+    [hotel] = printed('bothways predict zh/hotels "虽然房间很干净，但是服务很差，总体很失望。"')
     assert hotel["label"] in {"好评", "差评"}
     [topics] = printed(f'bothways predict topics "{both}"')
     assert {*topics["labels"]} <= {"sport", "food", "travel", "music"}
