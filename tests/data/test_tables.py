@@ -220,6 +220,8 @@ def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path):
     ("a.parquet", b"PAR1 no", "", "is not a complete Parquet file"),
     ("a.json", b'{"data": []}', "", "is read by the task answer alone"),
     ("a.json", b'{"default": {}}', "", "name the other files instead of their folder"),
+    ("a.json", b'{"a": 1}\n{"a": 2}\n{"a"', ":3", "is not JSON"),
+    ("a.json", b'{"data": [\n{"a": 1},\n{"a": 2}]}', "", "is not an array of objects"),
     ("a.json", b"[]", "", "holds no row"),
     ("a.json", b"[1]", ":record 1", "holds a JSON int"),
     ("a.json", b'[{"a": 1} {"a": 2}]', "", "is not JSON"),
@@ -357,6 +359,17 @@ def test_the_columns_of_a_file_without_a_header_go_by_number(tmp_path):
     assert table.names == ("0", "1")
     assert values(table)[0] == {"0": "Fine.", "1": "positive"}
     assert open_table(source, ["positive"]).names == ("Fine.", "positive")
+
+
+def test_json_with_an_object_per_line_is_read_by_line(tmp_path):
+    """As pandas, datasets and the files of CLUE have it."""
+    lines = '{"text": "好"}\n\n{"text": "坏"}\n'
+    for name in ("a.json", "a.jsonl"):
+        table = open_table(write(tmp_path / name, lines))
+        assert [(row.values["text"], row.where) for row in table.rows] == [
+            ("好", f"{tmp_path / name}:1"),
+            ("坏", f"{tmp_path / name}:3"),
+        ]
 
 
 def test_array_of_objects_has_a_row_per_object(tmp_path):

@@ -149,6 +149,13 @@ def test_strange_files_are_refused(tmp_path, tree, message):
         list(TASK.read(str(write(tmp_path / "bad.json", tree))).examples)
 
 
+def test_json_may_have_a_question_per_line(tmp_path):
+    rows = '{"id": "%d", "question": "Who?", "context": "Anna."}\n'
+    (tmp_path / "rows.json").write_text(rows % 1 + rows % 2)
+    read = TASK.read(str(tmp_path / "rows.json"), labelled=False)
+    assert [question.context for question in read.examples] == ["Anna.", "Anna."]
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "bad.json").write_text('{"data":\n [}')
     for name, message in (

@@ -3,14 +3,14 @@
     .csv              RFC 4180
     .tsv              split at tabs only, as GLUE's files are written: a quote is a character
     .jsonl            one object per line
-    .json             one array of objects, read whole
+    .json             the same, or one array of objects, read whole
     .parquet          row group by row group
     .txt              one text per line, in the column "text"
     hub:owner/name[@revision][:configuration][:split]
     -                 standard input
 
-All but .parquet may be compressed, and a file may be at a URL. All but .json are streamed, and each
-row has its location. The columns of a .csv or .tsv file without a header are "0", "1", "2" …
+All but .parquet may be compressed, and a file may be at a URL. All but arrays are streamed, and
+each row has its location. The columns of a .csv or .tsv file without a header are "0", "1", "2" …
 
 Data sets of the Hub, or folders of the same form, are streamed from the files of the revision that
 was opened; a request that fails is repeated by the library datasets.
@@ -179,6 +179,8 @@ def _open_file(
     if source.endswith(".parquet"):
         return _parquet(source, only, bytes_read)
     suffix = text_io.suffix_of(source)
+    if suffix == ".json" and holds_lines(source):
+        suffix = ".jsonl"
     if suffix == ".json":
         return Table(source, (), _array_rows(source, bytes_read))
     if source == text_io.STANDARD_INPUT or (not suffix and text_io.is_pipe(source)):
@@ -403,6 +405,15 @@ def separator_advice(names: Many[str]) -> str | None:
 
 
 # JSON
+
+
+def holds_lines(source: str) -> bool:
+    """Whether a .json file has an object on each line, as pandas, datasets and CLUE write it."""
+    with contextlib.closing(text_io.read_lines(source, split=True)) as lines:
+        filled = ((number, line.strip()) for number, line in lines if line.strip())
+        (first, line), (second, next_line) = next(filled, (0, "")), next(filled, (0, ""))
+    # No JSON value goes on with an object after a line that ends with one.
+    return first < second and line[:1] == "{" and line[-1:] == "}" and next_line[:1] == "{"
 
 
 def json_rows(location: str, lines: Lines) -> Iterator[TableRow]:

@@ -39,7 +39,7 @@ from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, Finding, places
 from bothways.core.files import local_path
 from bothways.core.training_module import Loss
-from bothways.data.tables import HUB, Table, TableRow
+from bothways.data.tables import HUB, Table, TableRow, holds_lines
 from bothways.data.text_io import suffix_of
 from bothways.model.config import Deep
 from bothways.model.heads import Head, SpanHead
@@ -202,7 +202,9 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     def read(
         self, source: str, columns: QuestionColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[Question]:
-        if source.startswith(HUB) or suffix_of(local_path(source)) != ".json":
+        path = local_path(source)
+        is_json = not source.startswith(HUB) and suffix_of(path) == ".json"
+        if not is_json or (path.is_file() and holds_lines(source)):
             return super().read(source, columns, labelled=labelled)
         unused = list[str]()
         questions = read_squad(source, labelled, unused)
