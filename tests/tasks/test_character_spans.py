@@ -51,6 +51,7 @@ FORMS: dict[str, Any] = {
     "label studio min": {"text": TEXT, "label": [{**span, "labels": [span.pop("label")]} for span in objects()]},
     "pipeline": {"text": TEXT, "entities": [{**each, "score": 0.9, "word": "x"} for each in objects(kind="entity_group")]},
     "bothways spans": {"text": TEXT, "spans": objects()},
+    "cluener": {"text": TEXT, "label": {"LOC": {"Oslo": [[21, 24]]}, "PER": {"Anna Berg": [[0, 8]]}}},
     "white space": {"text": TEXT, "labels": [[0, 10, "PER"], [20, 25, "LOC"]]},
     "floats": {"text": TEXT, "labels": [[0.0, 9.0, "PER"], [21.0, 25.0, "LOC"]]},
 }  # fmt: skip

@@ -106,7 +106,9 @@ def choose_tag_columns(
     remaining, spans = [name for name in names if name != text], list[str]()
     if isinstance(row.get(text), str):
         spans = [
-            name for name in usual_columns(SPANS, remaining) if isinstance(row[name], list | tuple)
+            name
+            for name in usual_columns(SPANS, remaining)
+            if isinstance(row[name], list | tuple | Mapping)
         ]
     tag_names = spans or usual_columns(TAGS, remaining) or usual_columns(TAG, remaining)
     if labelled is None:

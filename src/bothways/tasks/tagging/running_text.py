@@ -22,6 +22,9 @@ A span is a range of characters and a type:
     {"start": 0, "end": 9, "entity_group": "PER"}              pipelines of Hugging Face
     {"start": 0, "end": 9, "type": "PER", "text": "Anna Berg"} predictions of this library
 
+or all of a text by type and characters, with inclusive ends: {"PER": {"Anna Berg": [[0, 8]]}}
+(CLUENER).
+
 Offsets count characters (Unicode code points) from 0, and the end is the one after the last. White
 space at the ends of a span belongs to no word.
 """
@@ -179,6 +182,8 @@ def read_spans(values: Any, column: str, location: str) -> list[CharacterSpan]:
     Raises:
         DataError: it is not a list of spans.
     """
+    if isinstance(values, Mapping):
+        values = _spans_by_type(values)
     if not isinstance(values, list | tuple):
         message = f"column {column!r} holds {repr(values)[:60]}, not a list of spans"
         raise DataError(message, where=location, fix=f"{FORM} Without an entity: [].")
@@ -206,6 +211,19 @@ def read_spans(values: Any, column: str, location: str) -> list[CharacterSpan]:
         text = text if isinstance(text, str) else None
         spans.append(CharacterSpan(begin, stop, kind.strip(), text))
     return sorted(spans, key=lambda span: (span.start, span.end))
+
+
+def _spans_by_type(types: Mapping[str, Any]) -> Any:
+    """Return CLUENER's spans as a list with exclusive ends; a mapping of another form as it is."""
+    try:
+        return [
+            {"start": start, "end": end + 1, "label": kind, "text": text}
+            for kind, texts in types.items()
+            for text, offsets in texts.items()
+            for start, end in offsets
+        ]
+    except (AttributeError, TypeError, ValueError):
+        return types
 
 
 def _offset(value: Any) -> int | None:
