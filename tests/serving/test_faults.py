@@ -3,9 +3,9 @@
 import asyncio
 import json
 import socket
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from bothways.serving.errors import STATUS, Limits, RequestError
 from bothways.serving.exchange import json_object, read_body
 from bothways.serving.routes import ROUTES
 from bothways.serving.run import named_models
-from running_server import classify, connect, exchange, running
+from running_server import classify, connect, exchange, running, serving, wait_for
 
 LIMITS = Limits(
     body_bytes=20_000, texts=8, text_characters=2000, request_tokens=100, queue_tokens=100,
@@ -305,24 +305,51 @@ def test_a_key_and_a_host_by_themselves_are_one(application):
             app(model, keys=keys)
 
 
-def test_connections_have_a_limit(application):
-    few = app({"embed": application.models.named("embed").predictor}, limits=Limits(connections=2))
-    with running(few) as url:
+def test_connections_have_a_limit(application, monkeypatch):
+    monkeypatch.setattr(run, "SPARE_CONNECTIONS", 2)
+    limits = Limits(connections=2)
+    few = app({"embed": application.models.named("embed").predictor}, limits=limits)
+    with serving(few) as (url, server, _):
+        connections = server.server_state.connections
+        body = b'{"inputs": "a"}'
+        head = b"POST /embed HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        whole = head + b"content-length: %d\r\n\r\n" % len(body) + body
         held = [connect(url) for _ in range(2)]
-        time.sleep(0.1)
-        refusal = exchange(url, b"")
-        assert b"overloaded" in refusal
-        assert refusal.startswith(b"HTTP/1.1 429 ")
-        assert b"\r\nretry-after: 1\r\n" in refusal
+        for connection in held:  # a request that stays incomplete, for `body_seconds`
+            connection.sendall(whole[:-1])
+        wait_for(lambda: len(connections) == 2)
+        # Requests that compute nothing are answered, so that no probe ends a server that is busy.
+        with httpx.Client(base_url=url, timeout=30) as client:
+            for path in ("/live", "/ready", "/metrics", "/v1/models"):
+                assert client.get(path).status_code == 200
+        wait_for(lambda: len(connections) == 2)
+        refused = [exchange(url, whole), exchange(url, whole[:-5], whole[-5:], pause=0.05)]
+        refused.append(exchange(url, b"GET /live HTTP/1.1\r\n\r\n" + whole))
+        refused.append(exchange(url, head + b"expect: 100-continue\r\ncontent-length: 9\r\n\r\n"))
+        refused.append(exchange(url, head + b"transfer-encoding: chunked\r\n\r\n"))
+        for answer in refused:
+            assert answer.startswith(b"HTTP/1.1 429 "), answer
+            assert b"overloaded" in answer
+            assert b"\r\nretry-after: 1\r\n" in answer
+        few.limits = replace(limits, head_seconds=0.3)
+        assert exchange(url, whole[:-1]).startswith(b"HTTP/1.1 408 ")
+        few.limits = limits
+        wait_for(lambda: len(connections) == 2)
+        held += [connect(url) for _ in range(2)]
+        wait_for(lambda: len(connections) == 4)
+        assert exchange(url, b"").startswith(b"HTTP/1.1 429 ")  # beyond the spare ones, too
         for connection in held:
             connection.close()
-        time.sleep(0.1)
+        wait_for(lambda: not connections)
         assert httpx.get(f"{url}/ready").status_code == 200
-        assert "\nbothways_ready 1.0\n" in httpx.get(f"{url}/metrics").text
+        metrics = httpx.get(f"{url}/metrics").text
+        assert 'bothways_requests_total{model="",route="unknown",status="429"} 2.0' in metrics
+        assert "\nbothways_ready 1.0\n" in metrics
         few.draining = True
         assert "\nbothways_ready 0.0\n" in httpx.get(f"{url}/metrics").text
         draining = httpx.get(f"{url}/ready")
         assert (draining.status_code, draining.headers["retry-after"]) == (503, "1")
+        server.should_exit = True
 
 
 def test_limits_say_what_is_wrong():

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -145,6 +146,8 @@ def test_requests_without_room_are_refused_unread(predictors, gate, monkeypatch)
         found = exchange(url, one[:-5], one[-5:] + one + one, last, body, pause=0.05)
         assert found.count(b"HTTP/1.1 429 ") == 4
         assert found.lower().count(b"connection: close") == 1
+        application.limits = replace(limits, head_seconds=0.3)
+        assert exchange(url, one[:-5]).startswith(b"HTTP/1.1 408 ")  # nothing waits without end
         assert len(bodies) == 3
         gate.release(100)
         assert {answer.result().status_code for answer in answers} == {200}

@@ -96,7 +96,7 @@ class Limits:
             more tokens than the text.
         queue_tokens: that wait for the model. A request is accepted or refused as a whole.
         batch_tokens: of sequences that are computed together.
-        connections: open at the same time.
+        connections: open at the same time; some more for requests that compute nothing.
         head_seconds: until the headers of a request have arrived.
         body_seconds: until its body has arrived.
         deadline_seconds: until its answer, and until a client has read it. Clients may ask for less

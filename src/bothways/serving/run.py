@@ -157,8 +157,11 @@ HEAD_BYTES = 64 << 10
 SHORT_BODY = 16 << 10
 """Bytes of a body up to which a request is refused without a call of the app."""
 _LONG_HEAD = f"the headers are above the limit of {HEAD_BYTES:,} bytes"
+_CROWDED = "there are too many connections (connections)"
 OTHER_FILES = 100
 """Open files of a server other than connections, at most."""
+SPARE_CONNECTIONS = 100
+"""Connections beyond the limit in which requests that compute nothing are answered."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEEP_ALIVE_SECONDS = 30
 RESET_SECONDS = 0.1
@@ -173,7 +176,9 @@ class Connection(HttpToolsProtocol):
     client, which reads too slowly, until there is none left.
 
     While the queue is full, a short request is refused without a call of the app: under overload
-    refusals are most of what a server does.
+    refusals are most of what a server does. In a connection beyond the limit all requests are
+    refused that compute; probes and metrics are answered, or a server that is only busy would be
+    restarted.
 
     Offers to speak another protocol (`Upgrade: h2c` of Java and of `curl --http2`) are declined by
     an answer in HTTP/1.1, for which the parser has to read their bodies. A client that has closed
@@ -187,12 +192,14 @@ class Connection(HttpToolsProtocol):
     _half_closed: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Close a connection beyond the limit, else start the first timer."""
+        """Start the first timer; close a connection for which there is no room at all."""
         super().connection_made(transport)
         # Or the last 64 KiB of an answer that nobody reads would keep the connection for ever.
         transport.set_write_buffer_limits(high=0)
-        if len(self.connections) > self._app.limits.connections:
-            self._refuse("overloaded", "there are too many connections (connections)")
+        excess = len(self.connections) - self._app.limits.connections
+        self._is_spare = excess > 0
+        if excess > SPARE_CONNECTIONS:
+            self._refuse("overloaded", _CROWDED)
         else:
             self._expect_head()
 
@@ -213,7 +220,7 @@ class Connection(HttpToolsProtocol):
             self._parse(data)
         except httptools.HttpParserError:
             self.send_400_response("this is not an HTTP/1.1 request")
-        if self._arriving is not None and self._head_bytes > HEAD_BYTES:
+        if self._arriving and not self._unread and self._head_bytes > HEAD_BYTES:
             self._refuse("bad_request", _LONG_HEAD)
 
     def _parse(self, data: bytes) -> None:
@@ -260,15 +267,15 @@ class Connection(HttpToolsProtocol):
             self._half_closed = self.loop.call_later(RESET_SECONDS, self._look_for_reset)
 
     def on_headers_complete(self) -> None:
-        """Stop the timer; the body has a deadline of its own."""
+        """Stop the timer: the app has a deadline for the body."""
         if self.parser.should_upgrade():  # `_parse` reads the request again
             return
         if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             self._refuse("bad_request", _LONG_HEAD)
             raise ValueError(_LONG_HEAD)  # ends the parser
-        self._stop_waiting()
         self._unread = self._refused_unread()
         if self._unread is None:
+            self._stop_waiting()
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -284,8 +291,8 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
             return
         (exchange, error), self._unread = self._unread, None
-        self._stop_waiting()  # which began again with a body that came later than the headers
-        close = not self.parser.should_keep_alive()
+        self._stop_waiting()
+        close = self._is_spare or not self.parser.should_keep_alive()
         size = self._write(error, {"x-request-id": exchange.id}, close=close)
         seconds = time.perf_counter() - exchange.start
         self._app.record(exchange, error.status, size, seconds)
@@ -294,14 +301,18 @@ class Connection(HttpToolsProtocol):
     def _refused_unread(self) -> tuple[Exchange, RequestError] | None:
         """Return a request that is refused, and why; None if it goes to the app."""
         app = self._app
-        if not self._is_idle or self.expect_100_continue or not app.batcher.refusals:
+        if self.parser.get_method() != b"POST" or not (self._is_spare or app.batcher.refusals):
             return None
         exchange = Exchange.of(self.headers)
-        exchange.route = self.url.partition(b"?")[0].decode("latin-1")
         short = exchange.size is not None and exchange.size <= SHORT_BODY
-        if self.parser.get_method() != b"POST" or not short:
-            return None
-        error = app.refuse_unread(exchange)
+        readable = short and self._is_idle and not self.expect_100_continue
+        if self._is_spare:
+            if readable:
+                return exchange, RequestError("overloaded", _CROWDED)
+            self._refuse("overloaded", _CROWDED)
+            raise ValueError(_CROWDED)  # ends the parser
+        exchange.route = self.url.partition(b"?")[0].decode("latin-1")
+        error = app.refuse_unread(exchange) if readable else None
         return None if error is None else (exchange, error)
 
     def pause_writing(self) -> None:
@@ -346,7 +357,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             return
         seconds = self._app.limits.head_seconds
-        self._refuse("request_timeout", f"the headers took more than {seconds:g} s (head_seconds)")
+        self._refuse("request_timeout", f"the request took more than {seconds:g} s (head_seconds)")
 
     def _refuse(self, code: str, message: str) -> None:
         if self.transport.is_closing():
@@ -558,7 +569,7 @@ def run_server(
     # The usual 1,024 files are fewer than a burst of connections: each that is accepted beyond
     # them would be a traceback in the log, not a refusal.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = app.limits.connections + server.config.backlog + OTHER_FILES
+    files = app.limits.connections + SPARE_CONNECTIONS + server.config.backlog + OTHER_FILES
     files = files if hard == resource.RLIM_INFINITY else min(files, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
