@@ -122,6 +122,7 @@ def test_of_a_model_on_the_hub_only_the_settings_are_fetched(capsys, tmp_path, m
         "huggingface_hub.snapshot_download",
         lambda *_, allow_patterns: folder if "model.safetensors" not in allow_patterns else "",
     )
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
     assert rows(described(capsys, "some/model"))["(heads)"] == ["pooler"]
 
 

@@ -2,7 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from huggingface_hub import errors
 
 from bothways.core.errors import FolderError
+from bothways.hub.model_folder import push_to_hub
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, resolve
 
 Calls = list[tuple[str, list[str]]]
@@ -25,6 +29,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, list[str]], str]
         return answer(repo_id, allow_patterns)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
     return calls
 
 
@@ -147,3 +152,57 @@ def test_a_failure_says_what_to_do(failure, message, monkeypatch):
     hub(monkeypatch, fail)
     with pytest.raises(FolderError, match=re.escape(message)):
         resolve("some/model")
+
+
+@contextmanager
+def broken_hub(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> Iterator[None]:
+    """A Hub that answers so and closes; None: it accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held = []
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    held.append(server.accept()[0])
+                    if answer is not None:
+                        held[-1].recv(1 << 16)
+                        held[-1].sendall(answer)
+                        held.pop().close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        monkeypatch.setattr(
+            "huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}"
+        )
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 0.2)
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in held:
+                connection.close()
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"hello\r\n\r\n"])
+def test_a_hub_without_an_answer_is_an_error(answer, tmp_path, monkeypatch):
+    with broken_hub(monkeypatch, answer):
+        with pytest.raises(FolderError, match=FAILED) as raised:
+            resolve("some/model")
+        assert raised.value.where == "some/model"
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(FolderError, match="cannot be uploaded") as raised:
+            push_to_hub(tmp_path, "some/model")
+        assert raised.value.where == "some/model"
+
+
+def test_a_downloaded_model_opens_while_the_hub_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    commit = "0123456789" * 4
+    snapshot = tmp_path / "models--some--model" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(commit)
+    (snapshot / "model.safetensors").write_text("")
+    with broken_hub(monkeypatch, None):
+        assert resolve("some/model") == snapshot

@@ -311,6 +311,9 @@ class Api:
     repos: dict[str, bool | None]
     files: dict[str, str]
 
+    def model_info(self, repo_id: str, *, timeout: float) -> None:
+        assert timeout > 0
+
     def create_repo(self, repo_id: str, *, private: bool | None, exist_ok: bool) -> Any:
         assert exist_ok
         type(self).repos[repo_id] = private

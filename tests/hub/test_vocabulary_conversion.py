@@ -114,6 +114,7 @@ def test_words_are_read_from_a_pipe(tmp_path):
 def test_a_model_of_the_hub_is_fetched_and_named_in_the_card(tmp_path, monkeypatch):
     snapshot = folder_of(tmp_path / "4d7a")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
     words = words_in(tmp_path / "words.txt", "Anfield")
     run_line("convert", "me/bert", "--out", tmp_path / "new", "--vocabulary", words)
     assert "me/bert, another vocabulary" in (tmp_path / "new/README.md").read_text()

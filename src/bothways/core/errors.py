@@ -282,6 +282,12 @@ def installed(*packages: str) -> bool:
     return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
+def hub_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of the Hub's client: its newer releases use httpx or httpx2."""
+    clients = [importlib.import_module(name) for name in ("httpx", "httpx2") if installed(name)]
+    return OSError, ValueError, *(client.HTTPError for client in clients)
+
+
 @contextlib.contextmanager
 def optional(extra: str, purpose: str) -> Iterator[None]:
     """Turn a failing import inside the context into an error that names the extra to install.

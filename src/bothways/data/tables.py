@@ -33,7 +33,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from bothways.core.errors import DataError, ResourceError, argument, optional, render
+from bothways.core.errors import DataError, ResourceError, argument, hub_errors, optional, render
 from bothways.core.files import is_url, parse_json
 from bothways.core.terminal import listed, quantity
 from bothways.data import text_io
@@ -609,7 +609,7 @@ def _errors(source: str) -> Iterator[None]:
     try:
         yield
     # RuntimeError: a data set that is a program, which is not run.
-    except (OSError, ValueError, RuntimeError) as error:
+    except (*hub_errors(), RuntimeError) as error:
         raise _unreadable(source, error) from error
 
 

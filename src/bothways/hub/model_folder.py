@@ -8,10 +8,10 @@ random only if it is requested by name. `PretrainedModel` is for a training loop
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import functools
 import hashlib
-import importlib
 import json
 import logging
 import math
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from bothways._version import __version__
 from bothways.core.config.values import checked
-from bothways.core.errors import ConfigError, FolderError, installed
+from bothways.core.errors import ConfigError, FolderError, hub_errors
 from bothways.core.files import local_path, read_utf8, replace_folder
 from bothways.core.terminal import listed
 from bothways.hub import hf_config
@@ -606,16 +606,14 @@ def push_to_hub(
     if not is_model_folder(folder):
         fix = "Give the folder that save_model wrote."
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Without a network: newer clients of the Hub use httpx or httpx2, whose errors are no OSError.
-    failures: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, ValueError)
-    clients = [name for name in ("httpx", "httpx2") if installed(name)]
-    failures += tuple(importlib.import_module(name).HTTPError for name in clients)
     # The patterns keep other files of the folder, such as notebooks, out of a public repository.
     api, patterns = HfApi(), [*MODEL_FILES, "README.md"]
     try:
+        with contextlib.suppress(HfHubHTTPError):  # other calls wait without end for an answer
+            api.model_info(repo_id, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         repo = api.create_repo(repo_id, private=private, exist_ok=True)
         commit = api.upload_folder(
             repo_id=repo.repo_id,
@@ -623,7 +621,7 @@ def push_to_hub(
             commit_message=message,
             allow_patterns=[f"{name}/*" if "]_" in name else name for name in patterns],
         )
-    except failures as error:
+    except hub_errors() as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         description = f"cannot be uploaded to the Hub: {lines[0]}"
         fix = "Check the network and the name; log in with a token that may write: hf auth login"

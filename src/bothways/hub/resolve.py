@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bothways.core.errors import FolderError, os_errors, read_errors
+from bothways.core.errors import FolderError, hub_errors, os_errors, read_errors
 from bothways.core.files import (
     local_path,
     near_path,
@@ -208,12 +210,24 @@ def require_inside(name: str, file: Path) -> None:
 
 def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
     """Download files of a model, or of the folder `inner` in it."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     patterns = [str(PurePosixPath(inner) / file) for file in files]
+    download = partial(snapshot_download, hub_id, allow_patterns=patterns)
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=patterns)) / inner
+        try:
+            # The download begins with the same request, but waits for its answer without end.
+            HfApi().model_info(hub_id, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        except hub_errors():
+            with contextlib.suppress(LocalEntryNotFoundError):
+                return Path(download(local_files_only=True)) / inner
+            raise
+        return Path(download()) / inner
     except GatedRepoError as error:
         fix = "Accept its conditions on its page, then run `hf auth login`."
         message = "is open only to users who have accepted its conditions"
@@ -224,7 +238,7 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
         fix = f"Did you mean the folder {near}?" if near else fix
         message = "is neither a folder here nor a model on the Hub"
         raise FolderError(message, where=hub_id, fix=fix) from error
-    except (OSError, ValueError) as error:
+    except hub_errors() as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         cause = lines[0].removeprefix("Got: ")
         message = f"is not a folder here, and could not be downloaded from the Hub: {cause}"
