@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from bothways.core import errors
+from bothways.core.errors import ConfigError
 from bothways.model.kernels import abi, library
 from bothways.model.kernels.library import ALL_FEATURES, Feature, supports_heads
+from bothways.text import wordpiece
 from kernel_cases import NEEDS_AVX512, NEEDS_VNNI
 
 ROOT = Path(__file__).parents[3]
@@ -113,7 +116,7 @@ def reload(monkeypatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def test_without_a_file_nothing_is_chosen_and_the_remedy_is_said(reload, tmp_path):
-    reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))
+    reload.setattr(abi, "FILE", tmp_path / "none.so")
     assert library.available() == Feature(0)
     assert not supports_heads(CPU, torch.float32, 64)
     assert not library.multiplies("int8")
@@ -123,7 +126,7 @@ def test_without_a_file_nothing_is_chosen_and_the_remedy_is_said(reload, tmp_pat
 
 @pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64")])
 def test_on_other_systems_no_compiler_is_advised(system, machine, reload, tmp_path):
-    reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))
+    reload.setattr(abi, "FILE", tmp_path / "none.so")
     reload.setattr("platform.system", lambda: system)
     reload.setattr("platform.machine", lambda: machine)
     assert library.describe_kernels().endswith(f"not available for {system} {machine}")
@@ -131,9 +134,19 @@ def test_on_other_systems_no_compiler_is_advised(system, machine, reload, tmp_pa
 
 def test_a_file_that_is_no_library_is_refused(reload, tmp_path):
     (tmp_path / "bad.so").write_bytes(b"not a library")
-    reload.setenv(abi.OVERRIDE, str(tmp_path / "bad.so"))
+    reload.setattr(abi, "FILE", tmp_path / "bad.so")
     assert not library.is_loaded()
-    assert "cannot be loaded" in library.describe_kernels()
+    assert "not loadable" in library.describe_kernels()
+
+
+def test_a_library_that_the_environment_names_is_loaded_or_an_error(reload, tmp_path):
+    (tmp_path / "bad.so").write_bytes(b"not a library")
+    for name in ("none.so", "bad.so"):
+        reload.setenv(abi.OVERRIDE, str(tmp_path / name))
+        for load in (abi.load, wordpiece.load.__wrapped__, library.describe_kernels):
+            with pytest.raises(ConfigError, match=str(tmp_path)) as raised:
+                load()
+            assert raised.value.where == abi.OVERRIDE
 
 
 @loaded
@@ -156,6 +169,7 @@ def test_stray_files_beside_the_sources_change_nothing(tmp_path):
     shutil.copytree(abi.FILE.parent, package)
     for folder in package.parents[:2]:
         (folder / "__init__.py").touch()
+    (tmp_path / "bothways" / "core").symlink_to(Path(errors.__file__).parent)
     (package / "csrc" / "api.c.orig").write_text("int other;")
     shutil.copy(abi.load().library._name, package / "libkernels.so")
     code = "from bothways.model.kernels import abi; print(abi.load().library, abi.__file__)"
@@ -191,7 +205,7 @@ def test_a_limit_holds_within_its_block_and_nests():
 
 def test_missing_kernels_fail_the_tests_where_they_are_expected(reload, request, tmp_path):
     conftest: Any = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
-    reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))
+    reload.setattr(abi, "FILE", tmp_path / "none.so")
     reload.setenv("BOTHWAYS_EXPECT_KERNELS", "0")
     conftest.pytest_configure(request.config)
     reload.setenv("BOTHWAYS_EXPECT_KERNELS", "1")

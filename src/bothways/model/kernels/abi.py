@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bothways.core.errors import ConfigError
+
 FILE = Path(__file__).with_name("libkernels.so")
 OVERRIDE = "BOTHWAYS_KERNELS"
 """Environment variable: another library file to load, such as one with sanitizers."""
@@ -182,7 +184,25 @@ def load_library(
 
     A library of another version may have other structs under the same names of functions: they are
     compared before anything is computed.
+
+    Raises:
+        ConfigError: there is none where `BOTHWAYS_KERNELS` says.
     """
+    loaded = _load_library(file, signatures, abi, version, structs)
+    if loaded.library is None and os.environ.get(OVERRIDE):
+        cause = loaded.problem.rpartition(": ")[0] or loaded.problem
+        fix = "Name a library that build_kernels.py has written, or unset the variable."
+        raise ConfigError(f"{file} is {cause}", where=OVERRIDE, fix=fix)
+    return loaded
+
+
+def _load_library(
+    file: Path,
+    signatures: Mapping[str, tuple[Any, ...]],
+    abi: str,
+    version: int,
+    structs: tuple[type[ctypes.Structure], ...],
+) -> Loaded:
     system = f"{platform.system()} {platform.machine()}"
     if not file.exists():
         if system != "Linux x86_64":
@@ -194,7 +214,7 @@ def load_library(
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, ctypes.c_int32
     except (OSError, AttributeError) as error:
-        return Loaded(None, f"cannot be loaded ({error}): install bothways again")
+        return Loaded(None, f"not loadable ({error}): install bothways again")
     sizes = (ctypes.c_int64 * len(structs))()
     if getattr(library, abi)(sizes, len(sizes)) != version or [*sizes] != [
         ctypes.sizeof(struct) for struct in structs
