@@ -363,7 +363,7 @@ def command(*words: str) -> None:
     cli(["serve", *words], result_action="return_value")
 
 
-def test_mistakes_of_the_command(folder, tmp_path):
+def test_mistakes_of_the_command(folder, tmp_path, monkeypatch):
     cases = {
         (): "there is no model to serve",
         (f"a={folder}", f"a={folder}"): "two models are called 'a'",
@@ -380,6 +380,13 @@ def test_mistakes_of_the_command(folder, tmp_path):
     (tmp_path / "keys").write_text("\n")
     with pytest.raises(ConfigError, match="has no key"):
         command(str(folder), "--api-key-file", str(tmp_path / "keys"))
+    (tmp_path / "keys").write_text("secret\n")
+    with pytest.raises(ConfigError, match="no-auth"):
+        command(str(folder), "--no-auth", "--api-key-file", str(tmp_path / "keys"))
+    monkeypatch.setenv("BOTHWAYS_API_KEY", " ")  # of a secret that is missing
+    with pytest.raises(ConfigError, match="BOTHWAYS_API_KEY: has no key"):
+        command(str(folder))
+    monkeypatch.delenv("BOTHWAYS_API_KEY")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for words, message in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -221,9 +220,11 @@ def serve(  # noqa: PLR0913 – one option per question
     indexes = run.named_indexes(index)
     folders = run.named_models(models, task, indexes.values())
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
-    keys = tuple(os.environ.get("BOTHWAYS_API_KEY", "").split())
-    if api_key_file is not None:
-        keys = run.read_keys(api_key_file)
+    keys = run.read_keys(api_key_file)
+    if keys and no_auth:
+        source = api_key_file or run.KEYS
+        message = f"contradicts the keys of {source}, which clients would have to give"
+        raise ConfigError(message, where="--no-auth", fix="Leave out one of the two.")
     local = host in ("127.0.0.1", "localhost", "::1")
     check_address(host, port, open_to_all=not (local or keys or no_auth))
     start = time.perf_counter()

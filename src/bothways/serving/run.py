@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import re
 import resource
 import select
@@ -36,20 +37,26 @@ from bothways.serving.models import ServedModel
 from bothways.serving.search import open_indexes
 from bothways.tasks.catalogue import is_task, task_kind
 
+KEYS = "BOTHWAYS_API_KEY"
+"""Environment variable: keys of a server, separated by blanks."""
 
-def read_keys(file: Path) -> tuple[str, ...]:
-    """Read the keys in a file, one a line.
+
+def read_keys(file: Path | None) -> tuple[str, ...]:
+    """Read the keys in a file, one a line; without a file those in `KEYS`, none if it is not set.
 
     Raises:
-        ConfigError: the file cannot be read, or has no key.
+        ConfigError: the file cannot be read; the file or the variable has no key.
     """
+    if file is None and KEYS not in os.environ:
+        return ()
     try:
-        keys = file.read_text(encoding="utf-8-sig").split()
+        text = os.environ[KEYS] if file is None else file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", where=file) from error
-    if not keys:
-        raise ConfigError("has no key", where=file, fix="Write one a line.")
-    return tuple(keys)
+    if not (keys := tuple(text.split())):
+        fix = f"Unset {KEYS}, or set it to a key." if file is None else "Write one a line."
+        raise ConfigError("has no key", where=file or KEYS, fix=fix)
+    return keys
 
 
 NamedModel = tuple[str, str | None]
