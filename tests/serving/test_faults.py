@@ -25,7 +25,6 @@ from running_server import classify, connect, exchange, running, serving, wait_f
 
 LIMITS = Limits(
     body_bytes=20_000, texts=8, text_characters=2000, request_tokens=100, queue_tokens=100,
-    head_seconds=0.3, body_seconds=0.3, deadline_seconds=20.0,
 )  # fmt: skip
 JSON = {"content-type": "application/json"}
 
@@ -188,7 +187,8 @@ def test_large_bodies_are_refused_and_their_clients_see_why(url, parts):
     assert b"body_too_large" in answer
 
 
-def test_slow_clients_have_a_deadline(url):
+def test_slow_clients_have_a_deadline(application, url, monkeypatch):
+    monkeypatch.setattr(application, "limits", replace(LIMITS, head_seconds=0.3, body_seconds=0.3))
     starts = [b"POST /classify HTTP/1.1\r\nhost: a\r\n"], [HEAD + b"content-length: 20\r\n\r\n{"]
     sent = *starts, [b"GET / HTTP/1.1\r\nx: y\r\n", *[b"z"] * 4], []
     with ThreadPoolExecutor(4) as pool:
