@@ -300,7 +300,8 @@ def mine(  # noqa: PLR0913 – one option per question
         message = f"{target.name!r} must end in .jsonl"
         raise ConfigError(message, where="out", fix="Such as train-with-negatives.jsonl.")
     for output in (target, mining.likely_file(target)):
-        check_output_path(output, () if source is None else [source])
+        inputs = opened.folder.glob("texts-*.jsonl")
+        check_output_path(output, [*inputs, *([] if source is None else [source])])
     rows = pairs if source is not None else [*given_rows(pairs, "pairs")]
     settings = mining.Mining(negatives, skip, depth, margin, absolute_margin, choose, mode, seed)
     if mode == "bm25":

@@ -207,6 +207,15 @@ def test_likely_positives_are_not_written_over_the_pairs(index, tmp_path):
     assert lines(source) == pairs(2)
 
 
+def test_no_file_of_the_index_is_written_over(folder, tmp_path):
+    index = bothways.build_index(TEXTS, folder, tmp_path / "index", device="cpu", progress=False)
+    (texts,) = (tmp_path / "index").glob("texts-*.jsonl")
+    before = texts.read_bytes()
+    with pytest.raises(ResourceError, match="the output is also an input"):
+        bothways.mine(pairs(2), index, texts, progress=False)
+    assert texts.read_bytes() == before
+
+
 def test_words_of_an_index_without_them_leave_no_file(folder, tmp_path):
     plain = bothways.build_index(TEXTS, folder, tmp_path / "plain", device="cpu", progress=False)
     with pytest.raises(ConfigError, match="built without BM25"):

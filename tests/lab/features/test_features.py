@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bothways.core.batch import IGNORED, pack
-from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.errors import BothwaysError, ConfigError, FolderError
 from bothways.data.loader import ExampleBudget
 from bothways.lab.features import LayerChoice, run as features
 from bothways.lab.features.run import (
@@ -152,6 +152,11 @@ def test_features_are_computed_once(data, tmp_path, monkeypatch):
     open_features(tmp_path / "dev", encoder, inputs, (3,))
     assert calls[-1] == (3,)
     assert len(open_features(tmp_path / "none", encoder, [], (3,)).values) == 0
+    (tmp_path / "dev" / "dev.conll").write_text("the data")
+    with pytest.raises(FolderError, match=r"dev\.conll") as raised:
+        open_features(tmp_path / "dev", encoder, inputs, (6,))
+    assert raised.value.where == tmp_path / "dev"
+    assert (tmp_path / "dev" / "dev.conll").exists()
 
 
 @pytest.mark.parametrize("choice", ["concat_last_four", "weighted_last_four", "weighted_all"])

@@ -46,7 +46,7 @@ from bothways.data.loader import (
 )
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import label, read_examples
-from bothways.hub.model_folder import load_model
+from bothways.hub.model_folder import check_replaceable, load_model
 from bothways.hub.resolve import resolve_run
 from bothways.lab.features import LayerChoice
 from bothways.model.kernels.cross_entropy import cross_entropy
@@ -210,6 +210,7 @@ def open_features(
     missing layers are added.
 
     Raises:
+        FolderError: the folder holds other files.
         ResourceError: the disk is full, or permission is denied.
     """
     words = [
@@ -236,6 +237,7 @@ def open_features(
         cached = tuple(record.get("layers", ())) if record.get("key") == digest else ()
     missing = tuple(layer for layer in layers if layer not in cached)
     if missing:
+        check_replaceable(folder, [_ABOUT, _VALUES], "features")
         with replace_folder(folder) as hidden:
             shape = (len(labels), len(cached) + len(missing), encoder.width)
             file = hidden / _VALUES
