@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bothways.core.errors import FolderError, call
+from bothways.core.errors import FolderError
 from bothways.core.files import check_not_input, file_digest, local_path, replace_folder
 from bothways.core.terminal import listed, quantity
 from bothways.hub.hf_config import RECORD, read_hf_config
@@ -44,14 +44,13 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
     if len(names) < 2:
         run = local_path(names[0]) if names else None
         steps = checkpoints(run) if run else []
-        if len(steps) < 2:
+        if run and run in checkpoints(run.parent):
+            steps = [run]  # the model of a checkpoint
+        elif len(steps) < 2:
             message = f"has {quantity(len(steps), 'checkpoint(s)')}, and a mean is of two or more"
             message = message if run and run.is_dir() else "is not the folder of a run"
             fix = "Give several models, or the folder of a run with several checkpoints."
-            if run and run in checkpoints(run.parent):
-                message = "is one checkpoint, and a mean is of two or more"
-                fix = f"Give several, or their run: {call('average', str(run.parent), out='DIR')}"
-            elif run and is_model_folder(run):
+            if run and is_model_folder(run):
                 message = "is one model, and a mean is of two or more"
             raise FolderError(message, where=run or "models", fix=fix)
         names = [str(folder) for folder in steps]
@@ -79,17 +78,16 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
 
 def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     """Return the model folder of the first model, and the mean of each of its tensors."""
-    folder, read_tensor, bases = _open(names[0])
+    folder, read_tensor = _open(names[0])
     tensors = {tensor: read_tensor(tensor) for tensor in open_weights(folder).shapes}
     # Sums in float64: the mean of equal models is the model to the bit.
     totals = {name: value.double() for name, value in tensors.items() if value.is_floating_point()}
     for source in names[1:]:
-        other, read_tensor, other_bases = _open(source)
-        if other_bases != bases:
-            message = f"has other bases of rotary positions than {names[0]}"
-            fix = "Average checkpoints of phases with equal bases."
-            raise FolderError(message, where=source, fix=fix)
+        other, read_tensor = _open(source)
         if other != folder:
+            if _bases(other) != _bases(folder):
+                message = f"has other bases of rotary positions than {names[0]}"
+                raise FolderError(message, where=source, fix="Average models with equal bases.")
             # The models may differ in their weights alone.
             shapes, other_shapes = open_weights(folder).shapes, open_weights(other).shapes
             raw, other_raw = (read_hf_config(path).raw for path in (folder, other))
@@ -114,8 +112,8 @@ def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     return folder, {name: value.contiguous() for name, value in {**tensors, **means}.items()}
 
 
-def _open(name: str) -> tuple[Path, Callable[[str], Tensor], list[float] | None]:
-    """Return a model folder, what reads its tensors, and its bases; of a checkpoint its run's."""
+def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
+    """Return a model folder, of a checkpoint its run's, and the function that reads tensors."""
     path = local_path(name)
     if not (path / MANIFEST).is_file():
         folder = resolve(resolve_run(name))
@@ -127,13 +125,16 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor], list[float] | None]
             message = "is in a folder of sentence-transformers, whose other parts would be lost"
             fix = "Save that folder with a newer sentence-transformers first."
             raise FolderError(message, where=folder, fix=fix)
-        return folder, open_weights(folder).read, _bases(folder)
+        return folder, open_weights(folder).read
     folder = path.absolute().parent / "model"
     if not folder.is_dir():
         message = "the run of this checkpoint is not finished: it has no folder model/"
         raise FolderError(message, where=path, fix="Finish the run, with a lower until.")
     checkpoint = read_checkpoint(path)
     advice = "Average the model folders of runs instead."
+    if _bases(folder, checkpoint) != _bases(folder):
+        message = "has other bases of rotary positions than the model of its run"
+        raise FolderError(message, where=path, fix="Take checkpoints of the last phase.")
     if layers := _layer_files(folder):
         message = f"is of a model with {listed(layers)}, whose weights checkpoints hold elsewhere"
         raise FolderError(message, where=path, fix=advice)
@@ -152,7 +153,7 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor], list[float] | None]
             raise FolderError(message, where=path, fix=advice)
         return named[tensor]
 
-    return folder, read_tensor, _bases(folder, checkpoint)
+    return folder, read_tensor
 
 
 def _bases(folder: Path, checkpoint: Checkpoint | None = None) -> list[float] | None:

@@ -164,6 +164,9 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
         if (folder / MODULES).is_file():
             fix = "Copy or download the folder again, or if it is one of sentence-transformers "
             fix += f"without a Transformer, compute its vectors with {argument(task='embed')}."
+        if folder.match("step-[0-9]*"):
+            command = call("average", str(folder), out="DIR")
+            fix = f"Give the run, {folder.parent}; or make a model of this checkpoint: {command}"
         if any(folder.glob("*.ckpt*.index")):
             command = call("convert", str(folder), out="FOLDER")
             fix = f"To convert a TensorFlow checkpoint: {command}"
