@@ -225,7 +225,8 @@ def open_model(folder: Path, custom: Iterable[Head] = ()) -> tuple[HFConfig, Wei
 
     Arguments and errors as `read_hf_config` and `open_weights`.
     """
-    config, adapter = read_hf_config(folder, custom), read_adapter(folder)
+    adapter = read_adapter(folder)
+    config = read_hf_config(folder, custom) if adapter is None else _read_adapted(adapter)
     weights = open_weights(folder if adapter is None else adapter.base)
     if (family := family_named(config.model_type)) is not None:
         # The names of tensors add to the configuration.

@@ -31,7 +31,7 @@ from bothways.core.errors import ConfigError, FolderError, hub_errors
 from bothways.core.files import local_path, read_utf8, replace_folder
 from bothways.core.terminal import listed
 from bothways.hub import hf_config
-from bothways.hub.adapter import CONFIG, TrainedAdapter, read_adapter
+from bothways.hub.adapter import CONFIG, TrainedAdapter
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import (
     ADAPTER,
@@ -242,11 +242,12 @@ def load_model(
     untrained = tuple(kind for kind in kinds if kind in (record.get(UNTRAINED) or ()))
     # The tokenizer is read at its first use, when the program may work in another folder.
     extra, tokenizer_folder = read_record(folder), folder.absolute()
-    if (adapter := read_adapter(folder)) is not None:
+    if weights.adapter:
+        base = config.where.parent
         # PEFT saves neither tokenizer nor poolings; other programs write theirs next to it.
         has_tokenizer = any((folder / name).is_file() for name in FILES)
-        tokenizer_folder = (folder if has_tokenizer else adapter.base).absolute()
-        folder = folder if extra or (folder / MODULES).is_file() else adapter.base
+        tokenizer_folder = (folder if has_tokenizer else base).absolute()
+        folder = folder if extra or (folder / MODULES).is_file() else base
     return LoadedModel(
         model, report, folder, labels, config.problem, extra, faults, untrained, tokenizer_folder
     )
