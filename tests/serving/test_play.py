@@ -276,7 +276,8 @@ def test_explanations_without_a_model_folder_are_refused(predictors):
 
     alone = Predictor(predictors["classify"].task_model)
     with running(application_of(alone, playground=True)) as url, httpx.Client(base_url=url) as one:
-        assert refused(one, method="attention", inputs=TEXT) == (422, "invalid")
+        body = {"method": "attention", "inputs": TEXT}
+        assert refusal(one, "/explain", body)[:3] == (422, "invalid", "method")
         assert explain(one, method="leave_one_out", inputs=TEXT, label="neg")["words"]
 
 

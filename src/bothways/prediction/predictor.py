@@ -146,8 +146,9 @@ class Predictor:
 
     def _folder_reader(self) -> Callable[[], TaskModel[Any, Any]]:
         if self._reopen is None:
-            message = "this predictor has no model folder to read its weights from again"
-            fix = "Save the model, and open its folder with bothways.load(FOLDER)."
+            message = "this predictor has no model folder to read its weights from again: it is "
+            message += "of a model in memory, or of an exported graph"
+            fix = "Open the folder in which the model itself is saved."
             raise ConfigError(message, where="predictor", fix=fix)
         return self._reopen
 

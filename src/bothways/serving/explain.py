@@ -217,7 +217,7 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
         sequence = encoded[0].sequences[0]
         limit = ("attention_tokens", MOST_ATTENTION_TOKENS)
         check_limit("too_many_tokens", "tokens", len(sequence), *limit)
-        with request_errors():
+        with request_errors("method"):
             task_model = model.predictor.unprepared()
         compute = functools.partial(explanation.attentions, task_model, sequence)
         return [ModelJob(len(sequence), compute)]
