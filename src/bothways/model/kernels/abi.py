@@ -188,36 +188,28 @@ def load_library(
     Raises:
         ConfigError: there is none where `BOTHWAYS_KERNELS` says.
     """
-    loaded = _load_library(file, signatures, abi, version, structs)
-    if loaded.library is None and os.environ.get(OVERRIDE):
-        cause = loaded.problem.rpartition(": ")[0] or loaded.problem
-        fix = "Name a library that build_kernels.py has written, or unset the variable."
-        raise ConfigError(f"{file} is {cause}", where=OVERRIDE, fix=fix)
-    return loaded
 
+    def refused(problem: str, fix: str = ": install bothways again") -> Loaded:
+        if os.environ.get(OVERRIDE):
+            advice = "Name a library that build_kernels.py has written, or unset the variable."
+            raise ConfigError(f"{file} is {problem}", where=OVERRIDE, fix=advice)
+        return Loaded(None, problem + fix)
 
-def _load_library(
-    file: Path,
-    signatures: Mapping[str, tuple[Any, ...]],
-    abi: str,
-    version: int,
-    structs: tuple[type[ctypes.Structure], ...],
-) -> Loaded:
     system = f"{platform.system()} {platform.machine()}"
     if not file.exists():
         if system != "Linux x86_64":
-            return Loaded(None, f"not available for {system}")
-        return Loaded(None, "missing: install a C compiler, then install bothways again")
+            return refused(f"not available for {system}", "")
+        return refused("missing", ": install a C compiler, then install bothways again")
     try:
         library = ctypes.CDLL(str(file))
         for name, arguments in signatures.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, ctypes.c_int32
     except (OSError, AttributeError) as error:
-        return Loaded(None, f"not loadable ({error}): install bothways again")
+        return refused(f"not loadable ({error})")
     sizes = (ctypes.c_int64 * len(structs))()
     if getattr(library, abi)(sizes, len(sizes)) != version or [*sizes] != [
         ctypes.sizeof(struct) for struct in structs
     ]:
-        return Loaded(None, "of another version of bothways: install bothways again")
+        return refused("of another version of bothways")
     return Loaded(library, "")
