@@ -100,6 +100,8 @@ def test_an_argument_is_suggested_for_a_setting_that_there_is_not(place):
             bothways.load(place / "my-bert", "embed", **{name: "cpu"})
     with pytest.raises(BothwaysError, match=r"^learning_rat: .* learning_rate\?"):
         bothways.finetune(place / "my-bert", place / "train.tsv", learning_rat=1)
+    with pytest.raises(BothwaysError, match=r"^settings: unknown key"):  # `**settings` is no name
+        bothways.finetune(place / "my-bert", place / "train.tsv", settings=["lr=1e-5"])
 
 
 def test_columns_are_named_as_the_advice_says(place):

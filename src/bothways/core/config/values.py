@@ -367,7 +367,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except UnknownKeyError as error:
             name = str(error.where)
-            near = name in kwargs and difflib.get_close_matches(name, parameters, 1, 0.7)
+            names = [key for key, p in parameters.items() if p.kind is not p.VAR_KEYWORD]
+            near = name in kwargs and difflib.get_close_matches(name, names, 1, 0.7)
             if not near:
                 raise
             message = f"unknown argument {name!r}; did you mean {near[0]}?"
