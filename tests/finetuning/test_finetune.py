@@ -258,6 +258,17 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path):
         open_task(str(tmp_path / "model"))
 
 
+def test_a_classifier_that_is_tuned_further_reads_as_much_of_a_text(tmp_path):
+    rows = [{"text": "a good film", "label": "pos"}, {"text": "a bad play", "label": "neg"}]
+    options: dict[str, Any] = {"epochs": 1, "device": "cpu"}
+    start = make_folder(tmp_path / "bert", max_position_embeddings=200)
+    first = bothways.finetune(start, rows, None, "classify", length=160, **options)
+    first.save(tmp_path / "first")
+    for task, length in (("classify", 160), ("multilabel", 128)):
+        tuned = bothways.finetune(tmp_path / "first", rows, None, task, **options)
+        assert tuned.task_model.length == length, task
+
+
 def test_two_ranks_do_what_one_does(files, tmp_path):
     """At a store that outlives a run, as torchrun's: the ranks have to find each other anew in the second."""
     model = str(make_folder(tmp_path / "bert", dropout=0.0))

@@ -261,8 +261,22 @@ def test_settings_of_a_folder_are_kept_and_told(tmp_path):
     result = bothways.finetune(folder, pairs(8, 0), None, task, until="1 steps", **FAST)
     trained = result.task_model.task
     assert (trained.pooling, trained.normalised, trained.components) == ("cls", True, 8)
+    assert (result.settings.task.normalised, result.settings.task.components) == (True, 8)
     [note] = [str(f) for f in result.findings if "as in the folder" in str(f)]
     assert ("normalised = True, components = 8" in note, "pooling" in note) == (True, False)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(None, 256), (24, 24)])
+def test_a_tuned_model_reads_as_much_of_a_text_as_its_folder(tmp_path, length, expected):
+    folder = make_sentence_encoder(tmp_path / "folder")
+    options = {**FAST, "length": length, "until": "1 steps"}
+    result = bothways.finetune(folder, pairs(8, 0), None, "embed", **options)
+    notes = [str(finding) for finding in result.findings]
+    assert any("length = 256" in note for note in notes) == (length is None)
+    result.save(tmp_path / "tuned")
+    file = tmp_path / "tuned" / "sentence_bert_config.json"
+    assert json.loads(file.read_text("utf8"))["max_seq_length"] == expected
+    assert bothways.load(tmp_path / "tuned").task_model.length == expected
 
 
 def test_layers_that_cannot_be_saved_are_refused_before_training(model, tmp_path):

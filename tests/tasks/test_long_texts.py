@@ -140,6 +140,13 @@ def test_the_length_is_chosen_from_the_data(tokenizer):
     assert chosen(long, 20) == 20
 
 
+@pytest.mark.parametrize(("usual", "expected"), [(None, 192), (100, 192), (256, 256), (999, 512)])
+def test_the_length_of_the_model_is_the_least(tokenizer, usual, expected):
+    long = texts_of_length(*range(150, 190, 2), 151)
+    data = examine(ClassificationTask(), tokenizer, long, [], None, 512, usual_length=usual)
+    assert data.length == expected
+
+
 def test_the_length_that_is_needed_is_that_of_nearly_all_texts(tokenizer):
     examples = texts_of_length(*[30] * 18, 60, 500)
     inputs = ClassificationTask().encode(examples, tokenizer, ("x", "y"), 16)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import bothways
 from bothways.core.errors import DataError, FolderError
@@ -17,7 +18,7 @@ from bothways.tasks.metrics import average_precision, ndcg, reciprocal_rank
 from bothways.tasks.reranking.task import RankColumns, Ranker, RankExample, RerankingTask
 from commands import run_line
 from parity import batch_of
-from toy_folder import BAD, FILLERS, GOOD, make_folder
+from toy_folder import BAD, FILLERS, GOOD, make_folder, save_classifier
 from toy_task import WORDS, bind_small, make_task, make_tokenizer
 from toy_tasks import make_rankings
 
@@ -277,6 +278,33 @@ def test_a_trained_model_opens_as_a_cross_encoder(trained):
     ours = rank(("great film", documents)).ranking
     assert [each["corpus_id"] for each in found] == [each.index for each in ours]
     assert [each["score"] for each in found] == pytest.approx([e.score for e in ours], abs=1e-6)
+
+
+def test_a_cross_encoder_is_tuned_with_the_settings_of_its_folder(tmp_path):
+    from sentence_transformers import CrossEncoder
+
+    save_classifier(tmp_path / "plain", make_folder(tmp_path / "bert"), ("LABEL_0",))
+    (tmp_path / "plain" / "bothways.json").unlink()
+    CrossEncoder(
+        str(tmp_path / "plain"), device="cpu", max_length=20, activation_fn=torch.nn.Identity(),
+        prompts={"ask": "it ends "}, default_prompt_name="ask",
+    ).save_pretrained(str(tmp_path / "model"))  # fmt: skip
+    settings: dict[str, Any] = {"task": "rerank", "until": "1 steps", "progress": False}
+    result = bothways.finetune(tmp_path / "model", train=make_labelled(4, 1), **settings)
+    assert any("prompt_name = 'ask', length = 20" in str(note) for note in result.findings)
+    # In training the prompt is read before the query, as in prediction.
+    example = RankExample("the film", ("bad",), (1.0,))
+    (encoded,) = result.task_model.encode([example])
+    tokenizer = result.task_model.tokenizer
+    prompted = tokenizer.encode(["it ends the film"])[0].tolist()
+    assert encoded.sequences[0].ids[1 : 1 + len(prompted)].tolist() == prompted
+    opened = bothways.load(result.save(tmp_path / "tuned")).task_model
+    assert (opened.length, opened.task.activation) == (20, "identity")
+    reference = CrossEncoder(str(tmp_path / "tuned"), device="cpu")
+    assert (reference.max_seq_length, reference.default_prompt_name) == (20, "ask")
+    expected = reference.predict([("the film", "bad")])
+    rank = result.predictor()
+    assert rank(("the film", ["bad"])).scores == pytest.approx(list(expected), abs=1e-6)
 
 
 def test_the_command_line(trained, tmp_path, capsys):

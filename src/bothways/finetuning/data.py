@@ -104,16 +104,19 @@ def examine(
     length: int | None,
     max_positions: int | None = None,
     progress: Progress = SILENT,
+    usual_length: int | None = None,
 ) -> LabelledData:
     """Encode and check examples as `label`; errors are among the findings.
 
     Args:
-        length: None means the task's own, or the length that holds nearly all training texts
+        length: None means `usual_length`, or the length that holds nearly all training texts
             whole, if that is more.
         max_positions: maximum length of the model; None means `length`.
+        usual_length: the length of the model that is trained further; None for the task's own.
     """
     task = task.adapted(train)
-    labels, max_length = task.labels(train), max_positions or length or task.length
+    labels, usual = task.labels(train), usual_length or task.length
+    max_length = max_positions or length or usual
     all_labels = task.labels([*train, *dev])  # more than `labels` only if there is an error
 
     def encode(length: int) -> tuple[base.EncodedExample, ...]:
@@ -124,7 +127,7 @@ def examine(
             inputs += task.encode(window, tokenizer, all_labels, length)
         return tuple(inputs)
 
-    used_length = length or min(task.length, max_length)
+    used_length = length or min(usual, max_length)
     inputs = encode(used_length)
     if length is None and any(item.cut for item in inputs[: len(train)]):
         longer = min(max_length, max(used_length, needed_length(inputs[: len(train)])))

@@ -38,6 +38,7 @@ from bothways.finetuning.few_shot import check_few_shot, with_vector_head
 from bothways.finetuning.lora import LoRA, add_changes, scale_outputs
 from bothways.finetuning.splits import SplitResult
 from bothways.finetuning.stability import apply_stability
+from bothways.hub import sentence_transformers
 from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.hub.resolve import resolve_run
@@ -49,10 +50,10 @@ from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.prediction.session_model import open_static
 from bothways.tasks.base import TaskModel, examples_fingerprint
+from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.sentence_embedding.task import (
     Embedder,
     SentenceEmbeddingTask,
-    continued,
     sentence_config,
 )
 from bothways.training.checkpoint import Best
@@ -176,11 +177,10 @@ def prepare_run(
         )
         model, tokenizer, read = loaded.model, loaded.tokenizer, loaded.extra.get("tokens")
         tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
-        if isinstance(task, SentenceEmbeddingTask):
-            task, findings = continued(task, loaded.folder, model)
+        task, settings, usual_length, findings = _as_folder(task, settings, loaded)
         data = labelled.examine(
             task, tokenizer, examples["train"], examples.get("dev", []), settings.length,
-            model.config.max_positions, progress,
+            model.config.max_positions, progress, usual_length,
         )  # fmt: skip
         if source := settings.teacher and settings.teacher.unlabelled:
             rows = labelled.read_rows(source, task, "unlabelled", progress, labelled=False)
@@ -214,6 +214,47 @@ def prepare_run(
             sources[side] = DataSource(names[side], len(items), examples_fingerprint(tracked))
     task_model = _task_model(model, data, settings, device)
     return PreparedRun(settings, task_model, data, fresh, tuple(notes), sources, base, split)
+
+
+def _as_folder(
+    task: Any, settings: FinetuneConfig, loaded: LoadedModel
+) -> tuple[Any, FinetuneConfig, int | None, list[Finding]]:
+    """Return the task, the run's settings, the usual length, and a note, as a folder has them.
+
+    Of a folder of sentence-transformers for the same task, they are those for which `task` has the
+    default, and its Dense layers are added to the heads of the model. Others record their length.
+
+    Raises:
+        FolderError: the folder's settings cannot be read.
+    """
+    config: Any = None
+    if isinstance(task, SentenceEmbeddingTask | RerankingTask):
+        positions = loaded.model.config.max_positions
+        config = sentence_transformers.read_program_config(loaded.folder, positions)
+    match task, config:
+        case SentenceEmbeddingTask(), sentence_transformers.SentenceEncoderConfig():
+            if (projection := sentence_transformers.read_projection(loaded.folder)) is not None:
+                loaded.model.heads[sentence_transformers.PROJECTION] = projection
+            values = dict(vars(config))
+        case RerankingTask(), sentence_transformers.CrossEncoderConfig():
+            values = dict(vars(config))
+        case _:
+            recorded = loaded.extra.get("task")
+            same = isinstance(recorded, Mapping) and recorded.get("kind") == task.name
+            values = {"length": loaded.extra.get("length") if same else None}
+    usual_length, default = values.pop("length"), type(task)()
+    inherited = {
+        name: value
+        for name, value in values.items()
+        if getattr(task, name) == getattr(default, name) != value
+    }
+    texts = [f"{name} = {value!r:.80}" for name, value in inherited.items()]
+    if usual_length is not None and settings.length is None:
+        texts.append(f"length = {usual_length} or more")
+    note = Finding("training", "note", f"as in the folder: {', '.join(texts)}")
+    settings = dataclasses.replace(settings, task=dataclasses.replace(settings.task, **inherited))
+    task = dataclasses.replace(task, **inherited)
+    return task, settings, usual_length, [note] if texts else []
 
 
 def _with_targets(

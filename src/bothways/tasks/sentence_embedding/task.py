@@ -519,32 +519,6 @@ def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncod
     )
 
 
-def continued(
-    task: SentenceEmbeddingTask, folder: Path, model: Model
-) -> tuple[SentenceEmbeddingTask, list[Finding]]:
-    """Return the task with the settings of a folder of sentence-transformers that none were given
-    for, and a note on those that are not the usual ones; add its Dense layers to the model.
-
-    Raises:
-        FolderError: the folder's settings cannot be read.
-    """
-    config = sentence_transformers.read_program_config(folder, model.config.max_positions)
-    if not isinstance(config, sentence_transformers.SentenceEncoderConfig):
-        return task, []
-    if (projection := sentence_transformers.read_projection(folder)) is not None:
-        model.heads[sentence_transformers.PROJECTION] = projection
-    recorded, default = sentence_encoder(config), SentenceEmbeddingTask()
-    names = ("pooling", "normalised", "components", "include_prompt", "prompts", "prompt_name")
-    inherited = {
-        name: value
-        for name in names
-        if getattr(task, name) == getattr(default, name) != (value := getattr(recorded, name))
-    }
-    values = ", ".join(f"{name} = {value!r:.80}" for name, value in inherited.items())
-    note = Finding("training", "note", f"as in the folder: {values}")
-    return dataclasses.replace(task, **inherited), [note] if inherited else []
-
-
 def save_sentence_encoder(
     folder: str | Path,
     task_model: Embedder,
