@@ -296,7 +296,7 @@ def mine(  # noqa: PLR0913 – one option per question
 
     target, opened = local_path(out), index if isinstance(index, Index) else Index(index)
     source = str(pairs) if isinstance(pairs, str | Path) else None
-    if target.suffix != ".jsonl":
+    if target.suffix.lower() != ".jsonl":
         message = f"{target.name!r} must end in .jsonl"
         raise ConfigError(message, where="out", fix="Such as train-with-negatives.jsonl.")
     for output in (target, mining.likely_file(target)):

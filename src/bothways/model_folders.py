@@ -254,7 +254,7 @@ def predict(  # noqa: PLR0913 – one option per question
         return stream()
     out = local_path(out)
     # "v1.2" is a folder, "p.json" names a file.
-    if out.suffix not in SUFFIXES and out.suffix[1:2].isalpha() and not out.is_dir():
+    if out.suffix.lower() not in SUFFIXES and out.suffix[1:2].isalpha() and not out.is_dir():
         message = f"{str(out)!r} has no format of predictions"
         fix = (
             f"Name a file: {out.name.partition('.')[0]}.jsonl, .csv, .tsv or .parquet; or a folder."

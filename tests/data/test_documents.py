@@ -186,9 +186,16 @@ def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path):
     [note] = read_documents(inputs).notes
     assert note == f"note: {tmp_path}: 1 file not read: notes.pdf"
     for number in range(6):
-        write(tmp_path / "sub" / f"{number}.TXT", "text")
+        write(tmp_path / "sub" / f"{number}.asc", "text")
     note = read_documents([str(tmp_path / "sub")]).notes[0]
-    assert note.endswith("sub: 6 files not read: 0.TXT, 1.TXT, 2.TXT, 3.TXT, 4.TXT and 1 more")
+    assert note.endswith("sub: 6 files not read: 0.asc, 1.asc, 2.asc, 3.asc, 4.asc and 1 more")
+
+
+def test_a_suffix_may_be_in_capitals(tmp_path):
+    write(tmp_path / "a.TXT", "one")
+    write(tmp_path / "b.JSONL", '{"text": "two"}')
+    (tmp_path / "c.TXT.GZ").write_bytes(gzip.compress(b"three"))
+    assert texts(tmp_path) == ["one", "two", "three"]
 
 
 def test_a_corpus_and_a_vocabulary_name_the_files_of_a_folder_that_they_do_not_read(
@@ -196,11 +203,11 @@ def test_a_corpus_and_a_vocabulary_name_the_files_of_a_folder_that_they_do_not_r
 ):
     (tmp_path / "text").mkdir()
     write(tmp_path / "text" / "a.txt", "The cat sat on the mat.")
-    write(tmp_path / "text" / "b.TXT", "The dog sat.")
+    write(tmp_path / "text" / "b.asc", "The dog sat.")
     heard = Heard()
     bothways.build_corpus(tmp_path / "text", tokenizer, tmp_path / "corpus", progress=heard)
     bothways.train_tokenizer(tmp_path / "text", size=60, progress=heard)
-    assert [text for text in heard.messages if "not read: b.TXT" in text] == heard.messages[:2]
+    assert [text for text in heard.messages if "not read: b.asc" in text] == heard.messages[:2]
 
 
 def test_rows_and_paths_are_texts_and_a_name_among_texts_is_none(tmp_path, tokenizer, monkeypatch):

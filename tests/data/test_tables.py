@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import shutil
 import threading
 import time
 import tracemalloc
@@ -62,12 +63,17 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path):
     write(tmp_path / "b.tsv", tsv.replace("\n", "\r\n"))
     write(tmp_path / "bom.tsv", "\ufeff" + tsv)
     write(tmp_path / "a.jsonl", jsonl)
+    write(tmp_path / "d.CSV", csv_text(ROWS))
+    write(tmp_path / "d.TSV", tsv)
+    write(tmp_path / "d.JSONL", jsonl)
+    shutil.copy(tmp_path / "a.tsv.gz", tmp_path / "d.TSV.GZ")
+    shutil.copy(tmp_path / "a.parquet", tmp_path / "d.PARQUET")
     limit = csv.field_size_limit()
     for source in map(str, tmp_path.iterdir()):
         table = open_table(source)
         assert table.names == ("text", "label"), source
         assert values(table) == ROWS, source
-        assert source.endswith(".parquet") if table.share is None else table.share() == 1.0
+        assert source.lower().endswith(".parquet") if table.share is None else table.share() == 1.0
     assert csv.field_size_limit() == limit  # which is the process's
 
 

@@ -27,8 +27,8 @@ def write_suite(folder: Path, seed: int = 0) -> dict[str, list[tuple[str, str]]]
     for name, term, count, opened in (("agreement", "a", 9, open), ("binding", "b", 7, gzip.open)):
         texts = [make_masked_text(draw, 7, 0) for _ in range(2 * count)]
         suite[name] = [*zip(texts[::2], texts[1::2], strict=True)]
-        ending = ".gz" if opened is gzip.open else ""
-        with opened(folder / f"{name}.jsonl{ending}", "wt") as file:
+        ending = ".jsonl.gz" if opened is gzip.open else ".JSONL"
+        with opened(folder / f"{name}{ending}", "wt") as file:
             for good, bad in suite[name]:
                 row = {"sentence_good": good, "sentence_bad": bad, "linguistics_term": term}
                 file.write(json.dumps(row | {"field": "syntax", "UID": name}) + "\n")

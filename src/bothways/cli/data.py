@@ -301,7 +301,7 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
 
     if out is not None:
         check_output_path(out, [*(inputs or ()), tokenizer])
-        if out.suffix != ".jsonl":
+        if out.suffix.lower() != ".jsonl":
             message = f"{out.name!r} must end in .jsonl"
             raise ConfigError(message, where="out", fix="Such as ids.jsonl.")
     model = Tokenizer.load(tokenizer)

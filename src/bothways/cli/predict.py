@@ -180,7 +180,7 @@ def embed(  # noqa: PLR0913 – one option per question
     files, words = options.split_inputs(inputs)
     if out.suffix and not out.is_dir():
         check_output_path(out, [*files, *([] if calibration is None else [calibration])])
-    if out.suffix not in (".npy", ".parquet", ".jsonl", "") and not out.is_dir():
+    if out.suffix.lower() not in (".npy", ".parquet", ".jsonl", "") and not out.is_dir():
         message = f"{out.name!r} must end in .npy, .parquet or .jsonl"
         raise ConfigError(message, where="out", fix="Choose one by its suffix.")
     if prompt_name is not None and prompt is not None:

@@ -212,7 +212,7 @@ def _resolve(name: str, notes: list[str]) -> list[str]:
         files = _files_in(location)
         readable = [_file(str(path)) for path in files if _is_readable(str(path))]
         if readable:
-            # Such as README.md, but also text with a suffix that is not known: book.TXT.
+            # Such as README.md, but also text with a suffix that is not known: book.asc.
             if others := [path.name for path in files if not _is_readable(str(path))]:
                 count = quantity(len(others), "file(s)")
                 notes.append(f"note: {name}: {count} not read: {listed(others, 5)}")
@@ -248,7 +248,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _file(name: str) -> str:
     if not _is_readable(name):
-        suffix = Path(name).suffix
+        suffix = Path(name).suffix.lower()
         message, fix = f"unsupported file type {suffix!r}", f"Supported are {_KINDS}."
         if suffix in text_io.SPREADSHEETS:
             fix += f" {text_io.SAVE_AS_CSV}"
@@ -268,12 +268,14 @@ def _is_readable(name: str) -> bool:
 
 def _is_table(name: str) -> bool:
     suffix = text_io.suffix_of(name)
-    return name.startswith(HUB) or name.endswith(".parquet") or suffix in _TABLES
+    return name.startswith(HUB) or name.lower().endswith(".parquet") or suffix in _TABLES
 
 
 def _is_wiki(name: str) -> bool:
     path = Path(name)
-    return bool(_WIKI_NAME.match(path.stem if path.suffix in text_io.COMPRESSED else path.name))
+    return bool(
+        _WIKI_NAME.match(path.stem if path.suffix.lower() in text_io.COMPRESSED else path.name)
+    )
 
 
 def origin_of(name: str) -> Origin:

@@ -176,7 +176,7 @@ def _open_file(
 ) -> Table:
     fix = f"Check the name. Supported are {KINDS}."
     source, lines, share, close = open_lines(source, fix, bytes_read)
-    if source.endswith(".parquet"):
+    if source.lower().endswith(".parquet"):
         return _parquet(source, only, bytes_read)
     suffix = text_io.suffix_of(source)
     if suffix == ".json" and holds_lines(source):

@@ -84,8 +84,8 @@ class BytesRead:
 
 
 def suffix_of(name: str | Path) -> str:
-    """Return the suffix of a file without that of its compression: "a.csv.gz" → ".csv"."""
-    path = Path(name)
+    """Return the suffix of a file without that of its compression: "A.CSV.gz" → ".csv"."""
+    path = Path(str(name).lower())  # as file systems and spreadsheets of Windows write it
     return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
 
 
@@ -255,7 +255,7 @@ def open_bytes(
         # Neither a pipe nor a file at a URL has a position.
         bytes_read.current = None if is_url(name) or not raw.seekable() else raw
         try:
-            yield _decompressed(raw, path.suffix)
+            yield _decompressed(raw, path.suffix.lower())
         finally:
             # The garbage collector may close the file before an abandoned reader ends.
             if not raw.closed:

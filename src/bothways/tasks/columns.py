@@ -14,14 +14,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from bothways.core.errors import DataError, argument
 from bothways.core.files import surrogate_in
 from bothways.core.terminal import listed
 from bothways.data.tables import Table, open_table, plain_value, separator_advice
-from bothways.data.text_io import is_stream
+from bothways.data.text_io import is_stream, suffix_of
 from bothways.tasks.base import E, P, Reading, Row, Task, did_you_mean, names_in
 
 MOST = 30
@@ -493,7 +492,7 @@ def _changed(columns: Any) -> dict[str, Any]:
 def guess_note(source: str, reading: Reading[Any], task: Any, requested: Any) -> str | None:
     """Return the note on columns of a file that were guessed, if they differ from training."""
     columns = reading.task.columns
-    if is_stream(source) or ".txt" in Path(source).suffixes:
+    if is_stream(source) or suffix_of(source) == ".txt":
         return None
     known = [vars(requested or type(columns)()), vars(task.columns)]
     names = {role: name for role, name in vars(columns).items() if name}

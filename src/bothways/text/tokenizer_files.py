@@ -92,7 +92,7 @@ def load_backend(
     config = special_names | config if "added_tokens_decoder" in config else config | special_names
     named_class = classes.find_class(folder, config)
     file = _find(path, named_class) if path.is_dir() else path
-    is_json = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
+    is_json = file.suffix.lower() not in (".txt", ".model") and file.name != "vocab.json"
     reads_file = named_class is not None and file.name in named_class.files
     tokenizer_class = named_class if reads_file else None
     is_japanese = tokenizer_class is not None and tokenizer_class.name == classes.JAPANESE
@@ -244,7 +244,7 @@ def _open(
     Args:
         tokenizer_class: the class of the folder, if it reads this file.
     """
-    match file.suffix:
+    match file.suffix.lower():
         case ".txt":
             lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
             vocab = {token: id for id, token in enumerate(lines)}

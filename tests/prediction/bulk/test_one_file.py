@@ -49,7 +49,7 @@ def test_standard_output_keeps_columns_in_order(model, table, capsys):
     assert [{"label": row["label"], "probabilities": row["probabilities"]} for row in kept] == plain
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.tsv", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.tsv", "out.parquet", "out.TSV"])
 def test_a_file_has_the_rows_of_standard_output(name, model, table, capsys):
     run_line("predict", model, table, "--keep", "text", "--keep", "id")
     expected, out = printed(capsys), table.with_name(name)

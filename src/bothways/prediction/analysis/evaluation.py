@@ -30,7 +30,7 @@ from bothways.core.errors import ConfigError, DataError, ResourceError, argument
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report.html import write_html
 from bothways.data.tables import open_table
-from bothways.data.text_io import COMPRESSED
+from bothways.data.text_io import suffix_of
 from bothways.hub.model_folder import read_record
 from bothways.hub.provenance import model_facts
 from bothways.hub.resolve import resolve, resolve_run
@@ -339,10 +339,9 @@ def read_suite(
     fix = "Give a folder of .jsonl files with sentence_good and sentence_bad, such as BLiMP's data."
     if not folder.is_dir():
         raise DataError("is not a folder", where=folder, fix=fix)
-    endings = tuple(f".jsonl{suffix}" for suffix in ("", *COMPRESSED))
     files = dict[str, Path]()
-    for file in sorted(path for path in folder.iterdir() if path.name.endswith(endings)):
-        other = files.setdefault(file.name.split(".jsonl")[0], file)
+    for file in sorted(path for path in folder.iterdir() if suffix_of(path) == ".jsonl"):
+        other = files.setdefault(file.name[: file.name.lower().rindex(".jsonl")], file)
         if other != file:
             message = f"is a second file of one name, beside {other.name}"
             raise DataError(message, where=file, fix="Keep one of the two.")

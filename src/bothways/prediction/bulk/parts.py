@@ -164,7 +164,7 @@ class BulkRequest:
                 raise ConfigError(message, where=where, fix=fix)
         # Tables stay tables, vectors are an array unless columns are kept next to them.
         form: PartFormat = "npy" if vectors and not self.keep else "jsonl"
-        if all(name.endswith(".parquet") for name in self.files) or (vectors and self.keep):
+        if all(name.lower().endswith(".parquet") for name in self.files) or (vectors and self.keep):
             form = "parquet"
         return dataclasses.replace(self, form=self.form or form)
 
@@ -284,7 +284,7 @@ def read_parts(
     name = request.files[number]
     status_before = status(name)
     empty = status_before is not None and status_before.st_size == 0
-    if status_before is not None and name.endswith(".parquet"):
+    if status_before is not None and name.lower().endswith(".parquet"):
         with optional("data", "reading Parquet files"):
             import pyarrow
             from pyarrow import parquet
@@ -458,7 +458,7 @@ def column_types(rows: Many[Many[Any]], names: Many[str], location: str) -> tupl
     with optional("data", "writing Parquet files"):
         import pyarrow
         from pyarrow import parquet
-    if location.endswith(".parquet"):
+    if location.lower().endswith(".parquet"):
         schema = parquet.read_schema(location)
         return tuple(schema.field(name).type for name in names)
     types = []

@@ -102,7 +102,7 @@ class BulkResult:
 
 def is_file(out: Path) -> bool:
     """Return True for the name of a file; other names are folders of parts."""
-    return out.suffix in SUFFIXES and not out.is_dir()
+    return out.suffix.lower() in SUFFIXES and not out.is_dir()
 
 
 def parts_folder(out: Path) -> Path:
@@ -155,8 +155,8 @@ def predict_files(
         return _predict_parts(request, out, processes, threads, progress)
     for output in (out, rejects_file(out)):
         files.check_output_path(output, request.files)
-    spans = request.form == "spans" and out.suffix == ".jsonl"
-    form: PartFormat = "spans" if spans else SUFFIXES[out.suffix]
+    spans = request.form == "spans" and out.suffix.lower() == ".jsonl"
+    form: PartFormat = "spans" if spans else SUFFIXES[out.suffix.lower()]
     if request.form not in (None, form):
         message = f"{request.form!r} is not the format of {out.name}"
         raise ConfigError(message, where="format", fix="Leave it out: the ending names the format.")
@@ -470,7 +470,7 @@ def join_parts(folder: Path, out: Path, *, flat: bool) -> None:
         files.replace_file(rejects_file(out), lambda file: _join(rejects, file, ".jsonl", flat))
     else:
         rejects_file(out).unlink(missing_ok=True)
-    files.replace_file(out, lambda file: _join(parts, file, out.suffix, flat))
+    files.replace_file(out, lambda file: _join(parts, file, out.suffix.lower(), flat))
 
 
 def _join(part_files: list[Path], file: Path, suffix: str, flat: bool) -> None:
