@@ -44,7 +44,6 @@ from bothways.prediction import engine
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks import base
 from bothways.tasks.columns import TableTask, asked_columns, is_absent, require_columns
-from bothways.tasks.question_answering.examples import QuestionColumns
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.encoding_checks import UNKNOWN, unknown_tokens
 
@@ -515,10 +514,7 @@ def _numbered(rows: tables.Given, task: base.Task[Any, Any], name: str) -> Itera
             required = asked_columns(columns, table, [*item])
             fix = "Name its columns: text=NAME, label=NAME."
             require_columns(required, [*item], location, fix)
-        if isinstance(columns, QuestionColumns) and isinstance(item, Mapping):
-            yield TableRow({columns.id: number, **item}, location)  # as in a file
-        else:
-            yield TableRow(item, location)
+        yield TableRow(item, location)
 
 
 def _group(row: Any, column: str, location: str) -> Hashable:

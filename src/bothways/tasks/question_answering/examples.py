@@ -154,6 +154,12 @@ def _list(values: Mapping[str, Any], key: str, location: str) -> list[Any]:
     return list(values[key])
 
 
+def row_number(where: str) -> str:
+    """Return the number of a row in memory, which is its id without another: "input 3" → "3"."""
+    number = re.search(r" (\d+)$", where)
+    return number[1] if number else "1"
+
+
 def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
     """Return the question in a row.
 
@@ -176,7 +182,7 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
             answers, impossible = (), True
         elif answers is not None:
             impossible = False
-    key = str(row.get(columns.id, "1"))
+    key = str(row.get(columns.id, row_number(where)))
     return Question(key, question, context, answers or (), impossible, where)
 
 
