@@ -21,6 +21,7 @@ from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.text_task import TextExample
+from closeness import assert_close
 from commands import run_line
 from spread import in_turn
 from toy_folder import save_classifier
@@ -132,6 +133,56 @@ def test_tables_are_read_by_row(predictors):
     for function in (classify, classify.predict, embed.encode):
         with pytest.raises(DataError, match="is a DatasetDict of test, not of"):
             function(splits)
+
+
+BATCHES: dict[str, dict[str, list[Any]]] = {
+    "classify": {"text": TEXTS[:2], "label": ["pos", "neg"]},
+    "regress": {"sentence1": TEXTS[:2], "sentence2": TEXTS[1:3]},
+    "rerank": {"query": TEXTS[:2], "documents": [TEXTS[1:3], TEXTS[:3]]},
+    "label": {"text": TEXTS[:2], "labels": [["pos"], []]},
+    "choice": {"context": TEXTS[:2], "endings": [TEXTS[1:3], TEXTS[:2]]},
+    "tag": {"tokens": [["a", "film"], ["rain"]], "tags": [["O", "O"], ["O"]]},
+    "answer": {"question": TEXTS[:2], "context": TEXTS[1:3]},
+    "fill": {"text": ["a [MASK]", "the [MASK]"]},
+    "likelihood": {"text": TEXTS[:2]},
+    "zero-shot": {"text": TEXTS[:2]},
+    "embed": {"anchor": TEXTS[:2], "positive": TEXTS[1:3]},
+}
+
+
+@pytest.mark.parametrize("task", BATCHES)
+def test_a_dict_of_columns_is_a_table(task, predictors):
+    """As the batches of datasets' `map(…, batched=True)`."""
+    predict, batch = predictors[task], BATCHES[task]
+    rows = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    expected = predict(rows)
+    arrays = {name: np.array(values, object) for name, values in batch.items()}
+    assert repr(predict(batch)) == repr(predict(arrays)) == repr(expected)
+    assert type(predict(rows[0])) is type(expected[0])
+
+
+def test_columns_in_place_of_texts_and_words(predictors):
+    embed, tag = predictors["embed"], predictors["tag"]
+    batch = {"text": TEXTS[:2], "label": ["a", "b"]}
+    assert_close(embed.encode(batch), embed.encode(TEXTS[:2]))
+    assert predictors["classify"].score(batch, ["pos", "neg"]) in (0, 0.5, 1)
+    with pytest.raises(DataError, match="of texts, not of words: 'a good film'"):
+        tag({"text": ["a good film", "a bad play"]})
+    assert tag({"text": ["a", "film"]}).words == ("a", "film")
+    uneven = {"text": TEXTS[:2], "label": ["a"]}
+    with pytest.raises(DataError, match="columns of different length: text 2, label 1"):
+        embed(uneven)
+
+
+def test_questions_without_an_id_have_the_number_of_their_row(predictors):
+    answer, pairs = predictors["answer"], [("who?", "a film"), ("what?", "rain")]
+    rows = [{"question": question, "context": context} for question, context in pairs]
+    for inputs in (pairs, rows):
+        assert [prediction.id for prediction in answer(inputs)] == ["1", "2"]
+        assert [question.id for question, _ in answer.predict_examples(inputs)] == ["1", "2"]
+    assert [prediction.id for prediction in answer([{**row, "id": "q"} for row in rows])] == [
+        "q"
+    ] * 2
 
 
 def test_functions_read_tables_in_memory_and_the_columns_that_are_named(model, tmp_path):

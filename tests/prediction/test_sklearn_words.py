@@ -83,6 +83,8 @@ def test_other_tasks_have_the_words_that_fit(predictors, embed):
     pairs = zip(TEXTS, answers, strict=True)
     rows = [{"text": text, "labels": [*labels]} for text, labels in pairs]
     assert multilabel.evaluate(TEXTS, answers) == multilabel.evaluate(rows)
+    rows = [{"anchor": "a film", "positive": "film"}, {"anchor": "rain", "positive": "the rain"}]
+    assert embed.score(rows, None) == embed.evaluate(rows)["ndcg@10"]
     for method in ("predict", "predict_proba"):
         with pytest.raises(ConfigError, match=f"'embed' has no {method}"):
             getattr(embed, method)(TEXTS)

@@ -54,6 +54,7 @@ from bothways.tasks.masked_lm.task import NEEDS_DIRECTION
 from bothways.tasks.reranking.task import cross_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 from bothways.tasks.sentence_embedding.vectors import VectorType, check_widths, quantize, ranges_of
+from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextExample
 from bothways.training.encoding_checks import check_model
 
@@ -179,12 +180,13 @@ class Predictor:
         Args:
             inputs: a text, a pair of texts as a tuple, a query and its documents as a tuple
                 `(query, [document, …])`, a row as a dict, an example of the task, an iterable of
-                these, or a table such as a DataFrame, whose rows are the inputs.
+                these, or a table such as a DataFrame or a dict of columns, whose rows are the
+                inputs.
 
         Raises:
             DataError: an input that the task cannot read.
         """
-        if _is_one(inputs):
+        if self._is_one(inputs):
             example = read_input(self.task_model, inputs, 1)
             [(_, prediction)] = engine.predict(self.task_model, [example])
             return prediction
@@ -216,7 +218,7 @@ class Predictor:
             if not hasattr(prediction, "answer"):
                 raise self._missing("predict")
             answers.append(prediction.answer)
-        if _is_one(inputs):
+        if self._is_one(inputs):
             return answers[0]
         if answers and isinstance(answers[0], tuple):
             return answers
@@ -276,7 +278,7 @@ class Predictor:
         task, examples = self.task_model.task, [*self._labelled(inputs, answers)]
         metrics = engine.evaluate_task(self.task_model, examples)
         if task.problem != "regression":
-            return metrics.get("accuracy", metrics[task.metric])
+            return metrics["accuracy" if "accuracy" in metrics else task.metric_for(examples)]
         variance = task.baseline(examples)["mse"]
         return 1.0 - metrics["mse"] / variance if variance else float("nan")
 
@@ -285,8 +287,24 @@ class Predictor:
     ) -> Iterator[Any]:
         require_at_least(1, batch_size=batch_size)
         window = engine.PredictConfig.window if batch_size is None else batch_size
-        items = [inputs] if _is_one(inputs) else inputs
+        items = [inputs] if self._is_one(inputs) else inputs
         return self.stream(items, engine.PredictConfig(window=window), counts)
+
+    def _is_one(self, inputs: Any) -> bool:
+        match inputs:
+            case tuple((str(), list())):  # a query with its documents
+                return True
+            case Mapping():  # a row, or the columns of a batch, or a DatasetDict, tables by name
+                values = [plain_value(value) for value in inputs.values()]
+                if any(hasattr(value, "column_names") for value in values):
+                    return False
+                if not values or not all(isinstance(value, list | tuple) for value in values):
+                    return True
+                # A row of words and tags has lists, too, and a batch of such rows lists of lists.
+                nested = any(isinstance(item, list | tuple) for value in values for item in value)
+                return isinstance(self.task_model.task, TaggingTask) and not nested
+        texts = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
+        return (texts and len(inputs) > 0) or isinstance(inputs, str) or is_example(inputs)
 
     def _missing(self, name: str) -> MissingMethod:
         message = f"a predictor for the task {self.task_model.task.name!r} has no {name}"
@@ -354,7 +372,7 @@ class Predictor:
             message = f"must be at most {width}, the width of the vectors, not {truncate_dim}"
             raise ConfigError(message, where="truncate_dim")
         lead = self.task_model.task.prompt_text(prompt_name, prompt)
-        single = isinstance(texts, str | Mapping) and _is_one(texts)
+        single = isinstance(texts, str | Mapping) and self._is_one(texts)
         rows = [texts] if single else given_rows(texts, "texts")
         with shown_progress(bool(show_progress_bar)) as progress:
             progress.stage("encoding", len(rows) if isinstance(rows, Sized) else None)
@@ -537,8 +555,8 @@ class Predictor:
         """Return the examples of inputs with their answers, which the data has if they are None."""
         if answers is None:
             return self.read(inputs, labelled=True).examples
-        items = [inputs] if _is_one(inputs) else [*given_rows(inputs, "inputs")]
-        values = [answers] if _is_one(inputs) else [*given_rows(answers, "answers")]
+        items = [inputs] if self._is_one(inputs) else [*given_rows(inputs, "inputs")]
+        values = [answers] if self._is_one(inputs) else [*given_rows(answers, "answers")]
         if len(items) != len(values):
             count = quantity(len(items), "input(s)")
             message = f"{quantity(len(values), 'answer(s)')} for {count}"
@@ -570,16 +588,6 @@ def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     result: NDArray[np.float32] = vectors / lengths.clip(min=1e-12)
     return result
-
-
-def _is_one(inputs: Any) -> bool:
-    match inputs:
-        case tuple((str(), list())):  # a query with its documents
-            return True
-        case Mapping():  # a row, not a DatasetDict, which has tables by name
-            return not any(hasattr(value, "column_names") for value in inputs.values())
-    texts = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
-    return (texts and len(inputs) > 0) or isinstance(inputs, str) or is_example(inputs)
 
 
 def read_input(

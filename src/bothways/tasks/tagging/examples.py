@@ -481,6 +481,11 @@ def tag_example(
                 f"columns.sentence=NAME. For labels of texts: {argument(task='classify')}."
             )
         raise DataError(message, where=where, fix=fix)
+    blank = sum(len(word.split()) > 1 for word in words)
+    if columns.text in TEXTS and 2 * blank > len(words):
+        message = f"column {columns.text!r} holds a list of texts, not of words: {words[0]!r:.40}"
+        fix = 'Give a row for each text: [{"text": "Anna sings"}, {"text": "It rains"}].'
+        raise DataError(message, where=where, fix=fix)
     if label is not None:
         values = cell_of(row, label, where)
         if not isinstance(values, list) or not all(isinstance(tag, str | int) for tag in values):
