@@ -45,10 +45,11 @@ class MtebEncoder:
     ) -> np.ndarray:
         """Return the vectors of batches with the key "text", by the prompt of their role."""
         texts = [text for batch in inputs for text in batch["text"]]
-        task: Any = self.embedder.task_model.task
-        role = "query" if getattr(prompt_type, "value", None) == "query" else "document"
-        prompt = task.default_prompt if prompt_type is None else task.role_prompt(role)
-        vectors: np.ndarray = self.embedder.encode(texts, prompt=prompt)
+        encode = self.embedder.encode
+        if prompt_type is not None:
+            is_query = getattr(prompt_type, "value", None) == "query"
+            encode = self.embedder.encode_query if is_query else self.embedder.encode_document
+        vectors: np.ndarray = encode(texts)
         return vectors
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
@@ -63,8 +64,9 @@ class MtebEncoder:
         """Return the similarity of vectors with the same number."""
         import torch
 
-        pairs = zip(np.asarray(embeddings1), np.asarray(embeddings2), strict=True)
-        return torch.tensor([self.embedder.similarity(a[None], b[None])[0, 0] for a, b in pairs])
+        return torch.from_numpy(
+            self.embedder.similarity_pairwise(np.asarray(embeddings1), np.asarray(embeddings2))
+        )
 
     @functools.cached_property
     def mteb_model_meta(self) -> Any:

@@ -1,5 +1,6 @@
 """Predictors have the words of scikit-learn and sentence-transformers."""
 
+import json
 import pickle
 import tracemalloc
 from pathlib import Path
@@ -19,9 +20,11 @@ from sklearn.utils import estimator_checks
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
+from bothways.prediction.predictor import rebound
 from bothways.sklearn import Classifier
 from bothways.tasks.text_task import TextColumns
-from toy_folder import make_examples
+from closeness import assert_close
+from toy_folder import make_examples, make_sentence_encoder
 
 TEXTS = ["a good film", "a bad play", "the film was good"]
 
@@ -109,6 +112,12 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     assert embed.similarity(TEXTS[0], TEXTS).shape == (1, 3)
     assert embed.similarity(plain, plain).diagonal() == pytest.approx(np.ones(3))
     assert embed.similarity([], TEXTS).shape == (0, 3)
+    assert embed.similarity_pairwise(plain, plain[::-1]) == pytest.approx(
+        embed.similarity(plain, plain[::-1]).diagonal(), abs=1e-6
+    )
+    with pytest.raises(DataError) as uneven:
+        embed.similarity_pairwise(TEXTS, TEXTS[:2])
+    assert uneven.value.where == "second"
     with pytest.raises(DataError, match="queries have 5 components"):
         embed.similarity(plain[:, :5], TEXTS)
     with pytest.raises(TypeError, match="normalise"):
@@ -129,11 +138,50 @@ def test_similarity_is_the_function_of_the_folder(embed, folder):
         config = {"similarity_fn_name": name}
         other.task_model.model.kept = {"config_sentence_transformers.json": config}
         assert other.similarity(TEXTS[0], TEXTS) == pytest.approx(expected, abs=1e-5)
+        pairs = other.similarity_pairwise([TEXTS[0]] * len(TEXTS), TEXTS)
+        assert pairs == pytest.approx(expected[0], abs=1e-5)
         many = np.ones((400, 100))
         tracemalloc.start()
         assert other.similarity(many, many).shape == (400, 400)
         assert tracemalloc.get_traced_memory()[1] < 8e6  # of all differences it would be 64e6
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("prompts", [
+    {"query": "the old ", "document": "rain "}, {"query": "the old "}, {},
+])  # fmt: skip
+def test_queries_and_documents_have_their_vectors_of_sentence_transformers(prompts, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    folder = make_sentence_encoder(tmp_path / "folder")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    embed = bothways.load(folder)
+    reference = SentenceTransformer(str(folder), device="cpu")
+    assert_close(embed.encode_query(TEXTS), reference.encode_query(TEXTS))
+    assert_close(embed.encode_document(TEXTS[0]), reference.encode_document(TEXTS[0]))
+    cut = {"truncate_dim": 8, "normalize_embeddings": True}
+    assert_close(embed.encode_query(TEXTS, **cut), reference.encode_query(TEXTS, **cut))
+    for given in ({"prompt": "a "}, {"prompt": ""}, *({"prompt_name": name} for name in prompts)):
+        assert_close(
+            embed.encode_document(TEXTS, **given), reference.encode_document(TEXTS, **given)
+        )
+    pairs = embed.encode(TEXTS), embed.encode_query(TEXTS)
+    assert_close(embed.similarity_pairwise(*pairs), reference.similarity_pairwise(*pairs))
+
+
+def test_roles_have_the_prompts_of_search(embed, predictors):
+    """E5's name of documents; and the default prompt where a role has none of its own."""
+    prompts = {"query": "the ", "passage": "rain ", "other": "a "}
+    for name, query, document in ((None, "the ", "rain "), ("other", "the ", "rain ")):
+        other = rebound(embed.task_model, {"prompts": prompts, "prompt_name": name})
+        predict = bothways.Predictor(other)
+        assert_close(predict.encode_query(TEXTS), embed.encode(TEXTS, prompt=query))
+        assert_close(predict.encode_document(TEXTS), embed.encode(TEXTS, prompt=document))
+    only = rebound(embed.task_model, {"prompts": {"other": "a "}, "prompt_name": "other"})
+    expected = embed.encode(TEXTS, prompt="a ")
+    assert_close(bothways.Predictor(only).encode_query(TEXTS), expected)
+    with pytest.raises(ConfigError, match=r"encode is for the task 'embed', .* 'tag'"):
+        predictors["tag"].encode_query(TEXTS)
 
 
 def test_models_are_opened_with_settings_of_other_libraries(folder):

@@ -396,6 +396,36 @@ class Predictor:
             return torch.from_numpy(matrix[0] if single else matrix)
         return matrix[0] if single else matrix if convert_to_numpy else list(matrix)
 
+    def encode_query(self, texts: str | Given, **options: Any) -> Any:
+        """Return the vectors of queries: those of `encode`, with the model's prompt for them.
+
+        It is the prompt "query" of the folder, else its default one.
+
+        Args:
+            options: arguments of `encode`; a `prompt` or a `prompt_name` replaces the model's.
+
+        Examples:
+            >>> embed = bothways.load("my-bert", task="embed", prompts={"query": "query: "})
+            >>> embed.encode_query(["who sleeps?"]).shape[0]
+            1
+        """
+        return self._encode_role("query", texts, options)
+
+    def encode_document(self, texts: str | Given, **options: Any) -> Any:
+        """Return the vectors of documents, as `encode_query`.
+
+        The prompt is "document", "passage" or "corpus" of the folder, else its default one.
+        """
+        return self._encode_role("document", texts, options)
+
+    def _encode_role(
+        self, role: Literal["query", "document"], texts: str | Given, options: dict[str, Any]
+    ) -> Any:
+        stated = [options.get(name) for name in ("prompt", "prompt_name")]
+        if isinstance(self.task_model, Embedder) and stated == [None, None]:
+            options["prompt"] = self.task_model.task.role_prompt(role)
+        return self.encode(texts, **options)
+
     def _prompted(self, rows: Iterable[Any], prompt: str) -> Iterator[Any]:
         """Yield examples of one text with a prompt, unless they have one of their own.
 
@@ -476,6 +506,31 @@ class Predictor:
                 result = -torch.cdist(torch.tensor(a), torch.tensor(b), power, exact).numpy()
             case _:
                 result = unit(a) @ unit(b).T
+        return result
+
+    def similarity_pairwise(self, first: Any, second: Any) -> Float32[np.ndarray, " pairs"]:
+        """Return the similarity of each of the first texts or vectors with that beside it.
+
+        Raises:
+            ConfigError: the predictor was opened for another task.
+            DataError: vectors have different widths, or there are more of one than of the other.
+        """
+        a, b = (self._vectors(items) for items in (first, second))
+        check_widths(a.shape[1], b.shape[1])
+        if len(a) != len(b):
+            message = f"there are {len(a)} of the first and {len(b)} of the second"
+            fix = "Give pairs, or call similarity, which compares each with each."
+            raise DataError(message, where="second", fix=fix)
+        result: NDArray[np.float32]
+        match self.similarity_name:
+            case "dot":
+                result = (a * b).sum(axis=1)
+            case "euclidean":
+                result = -np.linalg.norm(a - b, axis=1)
+            case "manhattan":
+                result = -np.abs(a - b).sum(axis=1)
+            case _:
+                result = (unit(a) * unit(b)).sum(axis=1)
         return result
 
     @property
