@@ -41,6 +41,7 @@ from bothways.data.tables import Given, TableRow, given_rows, is_example, plain_
 from bothways.hub import sentence_transformers
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
+from bothways.hub.provenance import digest_of_model
 from bothways.hub.resolve import PROGRAM, resolve_run
 from bothways.hub.static_embedding import StaticEncoder
 from bothways.prediction import PredictPrecision, Runtime, engine
@@ -86,6 +87,7 @@ class Predictor:
         batch_invariant: a text has the same result in every batch, to the bit; a short text alone
             may then take twice as long. Vectors always are.
         reopen: returns the task with the model as it is saved, for `unprepared`.
+        source: what `identity` returns for a model that was exported.
 
     Attributes:
         task_model: the task in evaluation mode, with the prepared model.
@@ -103,10 +105,12 @@ class Predictor:
         *,
         batch_invariant: bool = False,
         reopen: Callable[[], TaskModel[Any, Any]] | None = None,
+        source: tuple[str, int | None, Tree] | None = None,
     ) -> None:
         # `bothways embed` and `encode` take the same kernels, and give the same bits.
         batch_invariant = batch_invariant or isinstance(task_model, Embedder)
         self._reopen, self._asked = reopen, (precision, batch_invariant)
+        self._source = source
         self._unprepared: TaskModel[Any, Any] | None = None
         if not isinstance(task_model.model, PreparedModel):
             task_model = engine.prepare_task_model(
@@ -163,6 +167,19 @@ class Predictor:
         assert isinstance(reader, functools.partial)
         settings = parse_overrides(reader.keywords["settings"])
         return str(reader.args[0]), reader.keywords["length"], settings
+
+    def identity(self) -> tuple[str, int | None, Tree]:
+        """Return the SHA-256 of the model's folder, and the length and settings of its opening.
+
+        Those of an exported model are of the folder that it was exported from.
+
+        Raises:
+            ConfigError: the predictor is not from a model folder, or from an export without them.
+        """
+        if self._source is not None:
+            return self._source
+        folder, length, settings = self.opened_from()
+        return digest_of_model(folder, whole=True), length, settings
 
     def __repr__(self) -> str:
         task_model = self.task_model
@@ -730,7 +747,7 @@ def open_task(
         ConfigError: the length is beyond the model's positions; an unknown device, task or setting;
             a precision that the device does not have.
     """
-    reopen = None
+    reopen = original = None
     if runtime == "torch":
         options: Any = {"length": length, "device": device, "settings": settings}
         task_model = open_task_model(folder, task, **options)
@@ -748,7 +765,12 @@ def open_task(
             raise ConfigError(message, where="device", fix="Set the device to cpu.")
         loaded = open_session(resolve_run(str(folder)), precision, runtime)
         task_model = _bind(loaded, task, length=length, settings=settings)
-    return Predictor(task_model, precision, batch_invariant=batch_invariant, reopen=reopen)
+        if isinstance(recorded := loaded.extra.get("source"), dict):
+            changed = {**recorded["settings"], **parse_overrides(settings)}
+            original = recorded["sha256"], length or recorded["length"], changed
+    return Predictor(
+        task_model, precision, batch_invariant=batch_invariant, reopen=reopen, source=original
+    )
 
 
 def open_task_model(

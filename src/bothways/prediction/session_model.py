@@ -26,7 +26,7 @@ from bothways.core.files import read_object
 from bothways.hub import Format, GraphRuntime
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import LoadedModel, read_record
-from bothways.hub.resolve import PROGRAM, resolve
+from bothways.hub.resolve import PROGRAM, object_in, resolve
 from bothways.hub.static_embedding import TABLE, read_static, static_folder
 from bothways.hub.weight_files import LoadReport
 from bothways.model.config import EncoderConfig
@@ -152,6 +152,7 @@ def open_session(
     model = SessionModel(config.encoder, head, session, resolved)
     labels = config.labels() if head in ("labels", "tags") else ()
     extra = read_record(path)
+    model.kept = {PROGRAM: object_in(path / PROGRAM)}
     return LoadedModel(model, LoadReport(()), path, labels, config.problem, extra)
 
 

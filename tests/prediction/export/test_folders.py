@@ -28,6 +28,7 @@ from bothways.core.errors import (
 )
 from bothways.core.runtime.tuning import TUNING
 from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.resolve import PROGRAM
 from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -35,6 +36,7 @@ from bothways.prediction.export import folder as exporting
 from bothways.prediction.export.folder import write_export
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.session_model import FORMATS, open_onnx, open_openvino, openvino_core
+from bothways.tasks.sentence_embedding.task import save_sentence_encoder
 from commands import run_line
 from documents import GUIDE, blocks, run_code
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
@@ -114,6 +116,39 @@ def test_many_tokens_at_once_are_predicted_by_a_graph(exported, classifier):
     assert len(found) == len(texts)
     expected = numbers(bothways.load(classifier)(texts[0]).to_json())
     assert numbers(found[-1].to_json()) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"pooling": "max"}])
+def test_an_index_is_searched_by_a_graph_of_its_model(bert, settings, tmp_path):
+    texts = ["a good film", "a bad play", "the rain"]
+    index = bothways.build_index(texts, bert, progress=False, **settings)
+    write_export(bert, tmp_path / "graph", ["onnx", "openvino"], task="embed")
+    for runtime in ("onnxruntime", "openvino"):
+        graph = bothways.load(tmp_path / "graph", runtime=runtime)
+        hits, expected = (index.search(texts[1], **options) for options in ({"model": graph}, {}))
+        assert [hit.id for hit in hits] == [hit.id for hit in expected]
+        assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in expected])
+    write_export(bert, tmp_path / "cls", task="embed", settings=["pooling=cls"])
+    write_export(bert, tmp_path / "short", task="embed", length=9)
+    other = bothways.load(tmp_path / "cls", runtime="onnxruntime")
+    if not settings:
+        with pytest.raises(ConfigError, match="another length or other settings"):
+            index.search(texts[1], model=other)
+    with pytest.raises(ConfigError, match="another length or other settings"):
+        index.search(texts[1], model=bothways.load(tmp_path / "short", runtime="onnxruntime"))
+    write_export(make_folder(tmp_path / "other", seed=5), tmp_path / "of-other", task="embed")
+    with pytest.raises(FolderError, match="is not the model of the index"):
+        index.search(texts[1], model=bothways.load(tmp_path / "of-other", runtime="onnxruntime"))
+
+
+def test_a_graph_compares_as_its_folder_says(bert, tmp_path):
+    folder = shutil.copytree(bert, tmp_path / "dot")
+    task_model = bothways.load(folder, "embed").unprepared()
+    task_model.model.kept = {PROGRAM: {"similarity_fn_name": "dot"}}
+    save_sentence_encoder(tmp_path / "vectors", task_model)
+    write_export(tmp_path / "vectors", tmp_path / "graph")
+    graph = bothways.load(tmp_path / "graph", runtime="onnxruntime")
+    assert graph.similarity_name == "dot"
 
 
 def test_sentence_transformers_and_tokenizers_read_the_files(bert, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,13 +18,14 @@ from torch import Tensor
 from bothways._version import __version__
 from bothways.core.batch import Batch, Layout
 from bothways.core.config import reader as configs
-from bothways.core.config.values import Tree, require_choice
+from bothways.core.config.values import Tree, parse_overrides, require_choice
 from bothways.core.errors import DivergedError, optional, require
 from bothways.core.files import check_not_input, local_path, replace_folder
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import own_torch_state
 from bothways.hub import Format, GraphRuntime, model_folder
 from bothways.hub.hf_config import RECORD, read_hf_config
+from bothways.hub.provenance import digest_of_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import program_files
 from bothways.model.attention.patterns import Blocks, Window
@@ -280,7 +281,8 @@ def write_export(  # noqa: PLR0913 – one option per question
     task_model = open_task_model(source, task, length=length, device="cpu", settings=settings)
     exported = exported_part(task_model)
     with replace_folder(target) as hidden:
-        _write_companions(hidden, source, task_model, exported)
+        opened = {"length": length, "settings": parse_overrides(settings)}
+        _write_companions(hidden, source, task_model, exported, opened)
         _save(build_graph(task_model.model, exported), hidden / ONNX.fp32)
         comparisons = []
         for name, step in steps.items():
@@ -330,9 +332,14 @@ def exported_part(task_model: TaskModel[Any, Any]) -> ExportedPart:
 
 
 def _write_companions(
-    hidden: Path, source: Path, task_model: TaskModel[Any, Any], exported: ExportedPart
-) -> None:
-    """Write the configuration, the tokenizer and the records of programs."""
+    hidden: Path, source: Path, task_model: TaskModel[Any, Any], exported: ExportedPart,
+    opened: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Write the configuration, the tokenizer and the records of programs.
+
+    Args:
+        opened: the length and the settings that the model was opened with.
+    """
     model, tokenizer = task_model.model, task_model.tokenizer
     if (source / "tokenizer.json").is_file():
         for name in _TOKENIZER_FILES:
@@ -346,6 +353,7 @@ def _write_companions(
         model_folder.VOCABULARY: model_folder.vocabulary_digest(tokenizer),
         "task": configs.to_dict(task_model.task),
         "length": task_model.length,
+        "source": {**opened, "sha256": digest_of_model(str(source), whole=True)},
     }
     if (calibration := model_folder.read_record(source).get("calibration")) is not None:
         record["calibration"] = calibration

@@ -455,8 +455,8 @@ def open_embedder(
             fix = 'Open the model for vectors: bothways.load(FOLDER, "embed").'
             raise ConfigError(f"is for the task {task}", where="model", fix=fix)
         if record is not None:
-            name, opened_length, opened = model.opened_from()
-            _check_model(name, record)
+            digest, opened_length, opened = model.identity()
+            _check_model("model", digest, record)
             # Settings that the index does not name are the folder's; prompts are its own.
             excess = opened.keys() - record.settings.keys() - {"prompts", "prompt_name", "prompt"}
             if excess or opened_length not in (None, record.length):
@@ -468,7 +468,7 @@ def open_embedder(
             embedder = Predictor(rebound(model.task_model, record.settings, record.length))
     else:
         if record is not None:
-            _check_model(model, record)
+            _check_model(model, digest_of_model(model, whole=True), record)
             length, settings = record.length, record.settings
         embedder = open_task(
             model, "embed", length=length, precision=precision, device=device,
@@ -481,9 +481,9 @@ def open_embedder(
     return embedder
 
 
-def _check_model(name: str, record: IndexRecord) -> None:
+def _check_model(name: str, digest: str, record: IndexRecord) -> None:
     """Raise FolderError if a model is not the one that an index was made by."""
-    if digest_of_model(name, whole=True) != record.digest:
+    if digest != record.digest:
         message = f"is not the model of the index, which was made by {record.model}"
         fix = "Name that model, or build the index again with this one."
         raise FolderError(message, where=name, fix=fix)
