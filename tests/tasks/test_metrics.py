@@ -36,6 +36,20 @@ def test_counts_give_what_the_arrays_give(count, data):
     )
 
 
+def test_no_metric_is_above_one():
+    """Two roots, or sums in another order, would be 1.0000000000000002."""
+    draw = np.random.default_rng(0)
+    for _ in range(500):
+        count = int(draw.integers(2, 200))
+        truth = draw.integers(0, 2, count)
+        for predicted, mcc in ((truth, 1), (1 - truth, -1)):
+            pairs = zip(truth.tolist(), predicted.tolist(), strict=True)
+            scores = metrics.classification_metrics(metrics.Confusion(2, pairs))
+            assert scores["mcc"] in (0, mcc)
+        grades = draw.integers(0, 4, 30).astype(float)
+        assert metrics.ndcg(grades, grades) in (0, 1 - 2**-53, 1)
+
+
 @given(st.integers(1, 30), st.integers(1, 5), st.floats(0, 1), st.integers(0, 999))
 def test_counts_of_several_labels_give_what_the_arrays_give(rows, labels, share, seed):
     draw = np.random.default_rng(seed)
