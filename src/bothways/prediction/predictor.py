@@ -52,6 +52,7 @@ from bothways.tasks.catalogue import ALL_TASKS, TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import NEEDS_ENTAILMENT
 from bothways.tasks.columns import UnclearColumnError
 from bothways.tasks.masked_lm.task import NEEDS_DIRECTION
+from bothways.tasks.predictions import CUT_TO_TOP, prediction_type
 from bothways.tasks.reranking.task import cross_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 from bothways.tasks.sentence_embedding.vectors import VectorType, check_widths, quantize, ranges_of
@@ -870,7 +871,10 @@ def _changed(task: Any, settings: Tree) -> AnyTask:
         kinds = [kind for kind, cls in ALL_TASKS.items() if name in cls.__dataclass_fields__]
         if kinds and name not in task.__dataclass_fields__:
             message = f"is a setting of {' and '.join(kinds)}; the task here is {task.name}"
-            raise ConfigError(message, where=setting, fix="Leave it out.")
+            fix = "Leave it out."
+            if name == "top" and issubclass(prediction_type(task), CUT_TO_TOP):
+                fix = f"To keep the best of each prediction, give predict {argument(top=2)}."
+            raise ConfigError(message, where=setting, fix=fix)
     overrides = _renamed(settings, task.__dataclass_fields__)
     changed: AnyTask = configs.load(type(task), base=task, overrides=overrides)
     return changed

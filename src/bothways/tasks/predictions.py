@@ -499,6 +499,10 @@ _PLAIN: dict[Any, tuple[Schema, str]] = {
 _ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
+CUT_TO_TOP = (ClassPrediction, MultilabelPrediction, RankPrediction)
+"""The predictions of which `top` keeps a part."""
+
+
 def prediction_type(task: Task[Any, Any] | type[Task[Any, Any]]) -> type:
     """Return the type of a task's predictions: the one that its model's `decode` returns."""
     result: type = typing.get_type_hints(task.model_class.decode)["return"]

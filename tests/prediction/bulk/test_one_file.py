@@ -182,6 +182,13 @@ def test_names_that_cannot_be_written_are_refused(model, table):
     assert rejects.read_bytes() == before
 
 
+def test_fillings_are_counted_by_a_setting(masked, table):
+    with pytest.raises(ConfigError) as refused:
+        run_line("predict", masked, table, "--task", "fill", "--top", "3")
+    assert refused.value.where == "top"
+    assert "top=3" in str(refused.value.fix)
+
+
 PARTS_OF_ALL = 60
 
 

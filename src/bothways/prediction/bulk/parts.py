@@ -36,9 +36,7 @@ from bothways.prediction.predictor import Predictor, named_columns, open_task, o
 from bothways.tasks.base import EncodedExample, Reading, Task
 from bothways.tasks.columns import guess_note, require_columns
 from bothways.tasks.predictions import (
-    ClassPrediction,
-    MultilabelPrediction,
-    RankPrediction,
+    CUT_TO_TOP,
     VectorPrediction,
     arrow_fields,
     prediction_type,
@@ -47,8 +45,6 @@ from bothways.tasks.sentence_embedding.vectors import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
 
-CUT_TO_TOP = (ClassPrediction, MultilabelPrediction, RankPrediction)
-"""The predictions of which `top` keeps a part."""
 TEXTS = f"texts that are no file go to {call('predict', 'MODEL')}."
 ROWS = 4096
 """Rows of a part by default: as many as the engine sorts by length together."""
@@ -154,7 +150,8 @@ class BulkRequest:
             (self.form == "npy" and not vectors, "format", f"npy holds vectors, {has}", choose),
             (self.form == "npy" and self.keep, "format", "npy holds no columns to keep", choose),
             (self.top is not None and not issubclass(prediction_type(task), CUT_TO_TOP),
-             "top", f"keeps the best labels or documents, {has}", drop),
+             "top", f"keeps the best labels or documents, {has}",
+             "Write it as a setting, top=3." if task.name == "fill" else drop),
             (self.vectors != "float32" and not vectors, dtype, f"is for vectors, {has}", drop),
             (ranged and self.ranges is None,
              dtype, f"{self.vectors} needs the range of each component", ranges),
