@@ -14,6 +14,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.reranking.task import RerankingTask
+from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns, TextExample, in_order
 
 NOT_NAMED = TextColumns()
@@ -239,3 +240,18 @@ def test_a_header_is_no_example_where_columns_go_by_number(header, columns, reme
     listed = write_rows(tmp_path / "a.jsonl", [{"0": ["text"], "1": "label"}])
     with pytest.raises(DataError, match="column '0' holds list, not text"):
         next(read_examples(listed, TextColumns("0", None, "1")).examples)
+
+
+@pytest.mark.parametrize(("task", "name", "text"), [
+    (ClassificationTask(), "a.jsonl", '{"body": 3}\n' * 9),
+    (TaggingTask(), "a.jsonl", '{"body": 3}\n' * 9),
+    (TaggingTask(), "a.conll", "a O\nb O\n\n" * 30_000 + "a O\nb\n\n" + "a O\n" * 30_000),
+    (TaggingTask(context="document"), "a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": 3}\n' * 9),
+])  # fmt: skip
+def test_a_file_that_is_refused_is_closed(task, name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError) as caught:
+        list(task.read(str(tmp_path / name)).examples)
+    assert caught.tb is not None  # it still refers to the readers
+    links = Path("/proc/self/fd").glob("*")
+    assert str(tmp_path / name) not in {str(link.resolve()) for link in links}

@@ -148,11 +148,8 @@ def open_table(
         table = Table(source, (), rows, classes=hub.classes)
     else:
         table = _open_file(source, columns, only, bytes_read)
-    try:
+    with closed_on_error(table.close):
         first_row = next(table.rows, None)
-    except BaseException:
-        table.close()  # now, not when the traceback of the error is collected
-        raise
     if first_row is None:
         if allow_empty:
             return table
@@ -160,6 +157,16 @@ def open_table(
         raise DataError("holds no row", where=table.where, fix=fix)
     names = table.names or tuple(first_row.values)
     return replace(table, names=names, rows=itertools.chain([first_row], table.rows))
+
+
+@contextlib.contextmanager
+def closed_on_error(close: Callable[[], None]) -> Iterator[None]:
+    """Close a file at an error, not when the traceback of the error is collected."""
+    try:
+        yield
+    except BaseException:
+        close()
+        raise
 
 
 def require_column(column: str, names: Iterable[str], where: str) -> None:
@@ -185,7 +192,7 @@ def _open_file(
         return Table(source, (), _array_rows(source, bytes_read))
     if source == text_io.STANDARD_INPUT or (not suffix and text_io.is_pipe(source)):
         suffix = ".jsonl" if columns else ".txt"  # a pipe is such as /dev/fd/63
-    try:
+    with closed_on_error(close):
         match suffix:
             case ".csv":
                 table = _delimited(source, _csv_records(source, lines), columns)
@@ -199,9 +206,6 @@ def _open_file(
             case _:
                 fix = f"Supported are {KINDS}.{_ADVICE.get(suffix, '')}"
                 raise DataError(f"unsupported file type {suffix!r}", where=source, fix=fix)
-    except BaseException:
-        close()  # now, not when the error's traceback is collected
-        raise
     return replace(table, share=share, close=close)
 
 

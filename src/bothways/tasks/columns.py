@@ -19,7 +19,13 @@ from typing import Any, ClassVar, TypeVar
 from bothways.core.errors import DataError, argument
 from bothways.core.files import surrogate_in
 from bothways.core.terminal import listed
-from bothways.data.tables import Table, open_table, plain_value, separator_advice
+from bothways.data.tables import (
+    Table,
+    closed_on_error,
+    open_table,
+    plain_value,
+    separator_advice,
+)
 from bothways.data.text_io import is_stream, suffix_of
 from bothways.tasks.base import E, P, Reading, Row, Task, did_you_mean, names_in
 
@@ -230,25 +236,30 @@ class TableTask(Task[E, P]):
             text = (text or self.column_table[0].names[0]) if self.objects else None
         needed = asked_columns(requested, self.column_table, (), labelled) or names_in(text)
         table = open_table(source, needed)
-        arguments = (table.names, table.where, requested, defaults, labelled)
-        selected = choose_columns(self.column_table, *arguments)
-        self.check_columns(selected, table.where)
-        named = ((role, name) for role, value in vars(selected).items() for name in names_in(value))
-        numbers = {role: name for role, name in named if name.isdecimal()}
-        if not numbers:
-            return table, selected
-        # Where columns go by number, a header would be an example.
-        head_row = next(table.rows)
-        names: dict[str, Any] = {role: head_row.values.get(at) for role, at in numbers.items()}
-        known = {
-            name for c in self.column_table for name in itertools.chain(c.names, c.others, *c.pairs)
-        }
-        if all(isinstance(name, str) and name in known for name in names.values()):
-            fix = f"Name the columns: {_spelled(names)}."
-            message = "is a header, but the columns are given by number"
-            raise DataError(message, where=head_row.where, fix=fix)
-        rows = itertools.chain([head_row], table.rows)
-        return dataclasses.replace(table, rows=rows), selected
+        with closed_on_error(table.close):
+            arguments = (table.names, table.where, requested, defaults, labelled)
+            selected = choose_columns(self.column_table, *arguments)
+            self.check_columns(selected, table.where)
+            named = (
+                (role, name) for role, value in vars(selected).items() for name in names_in(value)
+            )
+            numbers = {role: name for role, name in named if name.isdecimal()}
+            if not numbers:
+                return table, selected
+            # Where columns go by number, a header would be an example.
+            head_row = next(table.rows)
+            names: dict[str, Any] = {role: head_row.values.get(at) for role, at in numbers.items()}
+            known = {
+                name
+                for c in self.column_table
+                for name in itertools.chain(c.names, c.others, *c.pairs)
+            }
+            if all(isinstance(name, str) and name in known for name in names.values()):
+                fix = f"Name the columns: {_spelled(names)}."
+                message = "is a header, but the columns are given by number"
+                raise DataError(message, where=head_row.where, fix=fix)
+            rows = itertools.chain([head_row], table.rows)
+            return dataclasses.replace(table, rows=rows), selected
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
         table, selected = self.open(source, columns, labelled)

@@ -30,7 +30,14 @@ from bothways.core.errors import DataError, argument
 from bothways.core.files import local_path
 from bothways.core.terminal import quantity
 from bothways.data import text_io
-from bothways.data.tables import HUB, RowError, TableRow, open_lines, open_table
+from bothways.data.tables import (
+    HUB,
+    RowError,
+    TableRow,
+    closed_on_error,
+    open_lines,
+    open_table,
+)
 from bothways.tasks.base import Columns, Reading, Row
 from bothways.tasks.columns import (
     Column,
@@ -361,15 +368,17 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
         or (head and suffix == ".tsv" and (names or (text is None and texts)))
     ):
         table = open_table(source, [] if text is None else [text])
-        arranged = arrange_rows(table.rows, requested, task.columns, labelled=labelled)
-        rows, notes, sentence = arranged
-        first = next(rows, None)
-        if first is None:
-            raise DataError("holds no annotated row", where=table.where, fix="Annotate its texts.")
-        values = {**dict.fromkeys(table.names), **first.values}
-        columns = choose_tag_columns(values, table.where, requested, task.columns, labelled)
-        fields = columns = replace(columns, sentence=sentence)
-        table = replace(table, rows=itertools.chain([first], rows))
+        with closed_on_error(table.close):
+            arranged = arrange_rows(table.rows, requested, task.columns, labelled=labelled)
+            rows, notes, sentence = arranged
+            first = next(rows, None)
+            if first is None:
+                fix = "Annotate its texts."
+                raise DataError("holds no annotated row", where=table.where, fix=fix)
+            values = {**dict.fromkeys(table.names), **first.values}
+            columns = choose_tag_columns(values, table.where, requested, task.columns, labelled)
+            fields = columns = replace(columns, sentence=sentence)
+            table = replace(table, rows=itertools.chain([first], rows))
     else:
         return _open_columns(task, source, requested, labelled=labelled)
 
@@ -378,11 +387,12 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
 
     def numbered() -> Numbered:
         document = 0
-        for row in table.rows:
-            example = parse(row)
-            document += not example.words  # an empty line ends a document
-            name = fields.document
-            yield document if lines else None if name is None else row.values.get(name), example
+        with closed_on_error(table.close):
+            for row in table.rows:
+                example = parse(row)
+                document += not example.words  # an empty line ends a document
+                name = fields.document
+                yield document if lines else None if name is None else row.values.get(name), example
 
     used = asked_columns(fields)
     unused = [name for name in table.names if name and name not in used]
@@ -393,38 +403,42 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
 def _open_columns(task: Any, source: str, requested: TagColumns, *, labelled: bool) -> Reading[Any]:
     """Open columns of words, and find those that are asked for, or usual if the file has them."""
     fix = "Check the name; readable are columns of words and tags, .jsonl, .parquet."
-    location, lines, share, _ = open_lines(source, fix)
-    head = list(itertools.islice(lines, conll.SAMPLE))
-    find = functools.partial(
-        conll.find_layout, [line for _, line in head], location, labelled=labelled
-    )
-    text, label = requested.text, requested.label if labelled else None
-    layout = find(text, label)
-    usual = (
-        name if name is not None and (name.isdecimal() or name in layout.known) else None
-        for name in (task.columns.text, task.columns.label if labelled else None)
-    )
-    columns = TagColumns(*(a or b for a, b in zip((text, label), usual, strict=True)))
-    if (columns.text, columns.label) != (text, label):
-        layout = find(columns.text, columns.label)
-    sentences = conll.read_columns(itertools.chain(head, lines), location, layout)
-    if not labelled:  # texts may be read as columns: most of the first words then have blanks
-        first = next(sentences)
-        blank = [word for word in first.words if len(word.split()) > 1]
-        if 2 * len(blank) > len(first.words):
-            message = f"{len(blank)} of the first {len(first.words)} words have blanks, as texts do"
-            message += f": {blank[0][:40]!r}"
-            column = argument(text="NAME")
-            fix = f"Give texts in a .txt, one a line, or in a named column: {column}."
-            raise DataError(message, where=f"{location}:{first.line}", fix=fix)
-        sentences = itertools.chain([first], sentences)
-    examples = (
-        (item.document, TagExample(item.words, item.tags, f"{location}:{item.line}"))
-        for item in sentences
-    )
+    location, lines, share, close = open_lines(source, fix)
+    with closed_on_error(close):
+        head = list(itertools.islice(lines, conll.SAMPLE))
+        find = functools.partial(
+            conll.find_layout, [line for _, line in head], location, labelled=labelled
+        )
+        text, label = requested.text, requested.label if labelled else None
+        layout = find(text, label)
+        usual = (
+            name if name is not None and (name.isdecimal() or name in layout.known) else None
+            for name in (task.columns.text, task.columns.label if labelled else None)
+        )
+        columns = TagColumns(*(a or b for a, b in zip((text, label), usual, strict=True)))
+        if (columns.text, columns.label) != (text, label):
+            layout = find(columns.text, columns.label)
+        sentences = conll.read_columns(itertools.chain(head, lines), location, layout)
+        if not labelled:  # texts may be read as columns: most of the first words then have blanks
+            first = next(sentences)
+            blank = [word for word in first.words if len(word.split()) > 1]
+            if 2 * len(blank) > len(first.words):
+                message = f"{len(blank)} of the first {len(first.words)} words have blanks"
+                message += f", as texts do: {blank[0][:40]!r}"
+                column = argument(text="NAME")
+                fix = f"Give texts in a .txt, one a line, or in a named column: {column}."
+                raise DataError(message, where=f"{location}:{first.line}", fix=fix)
+            sentences = itertools.chain([first], sentences)
+
+    def examples() -> Numbered:
+        with closed_on_error(close):
+            for item in sentences:
+                where = f"{location}:{item.line}"
+                yield item.document, TagExample(item.words, item.tags, where)
+
     notes = [f"{location}: {layout.note}"] if layout.note else []
     opened = task.with_columns(columns) if labelled else task
-    return Reading(opened, examples, share, notes=notes, unused=layout.unused)
+    return Reading(opened, examples(), share, notes=notes, unused=layout.unused)
 
 
 def with_context(examples: Numbered) -> Iterator[TagExample]:
