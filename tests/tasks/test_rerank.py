@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,12 @@ def test_a_cross_encoder_is_tuned_with_the_settings_of_its_folder(tmp_path):
     expected = reference.predict([("the film", "bad")])
     rank = result.predictor()
     assert rank(("the film", ["bad"])).scores == pytest.approx(list(expected), abs=1e-6)
+    # A cross-encoder of three classes is none of this task.
+    save_classifier(tmp_path / "classes", tmp_path / "bert", ("a", "b", "c"))
+    (tmp_path / "classes" / "bothways.json").unlink()
+    shutil.copy(tmp_path / "model" / "config_sentence_transformers.json", tmp_path / "classes")
+    of_classes = bothways.finetune(tmp_path / "classes", train=make_labelled(4, 1), **settings)
+    assert of_classes.task_model.task.activation == "sigmoid"
 
 
 def test_the_command_line(trained, tmp_path, capsys):

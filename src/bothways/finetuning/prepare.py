@@ -39,6 +39,7 @@ from bothways.finetuning.lora import LoRA, add_changes, scale_outputs
 from bothways.finetuning.splits import SplitResult
 from bothways.finetuning.stability import apply_stability
 from bothways.hub import sentence_transformers
+from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.hub.resolve import resolve_run
@@ -236,7 +237,9 @@ def _as_folder(
             if (projection := sentence_transformers.read_projection(loaded.folder)) is not None:
                 loaded.model.heads[sentence_transformers.PROJECTION] = projection
             values = dict(vars(config))
-        case RerankingTask(), sentence_transformers.CrossEncoderConfig():
+        case RerankingTask(), sentence_transformers.CrossEncoderConfig() if (
+            len(read_hf_config(loaded.folder).labels()) == 1
+        ):
             values = dict(vars(config))
         case _:
             recorded = loaded.extra.get("task")
