@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,17 @@ from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.model.heads import LabelHead, PoolerHead, token_head
+from bothways.model.heads import Head, LabelHead, PoolerHead, SpanHead, token_head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.text_task import TextColumns, TextExample
+from bothways.text.tokenizer import Tokenizer
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs, Steps
 from heard_progress import Heard
@@ -245,6 +250,69 @@ def test_a_model_that_lost_its_pooler_is_refused(lost, files, tmp_path):
     assert not (tmp_path / "run").exists()
     given = replace(settings, fresh=("pooler",), training=replace(FAST, until=Steps(2)))
     assert finetune(given, tmp_path / "run", device="cpu").folder == tmp_path / "run" / "model"
+
+
+def saved(
+    folder: Path, tokenizer: Tokenizer, heads: Sequence[Head], **names: Any
+) -> tuple[str, Model]:
+    torch.manual_seed(3)
+    model = Model(TINY, heads)
+    save_model(folder, model, tokenizer, **names)
+    return str(folder), model
+
+
+def test_the_head_of_a_folder_with_the_labels_of_the_data_is_trained_further(files, tmp_path):
+    tokenizer, heads = make_tokenizer(tmp_path / "tokenizer"), (PoolerHead(), LabelHead(2))
+    own = ("pos", "neg")  # in another order than the task's, which clients go by
+    folder, model = saved(tmp_path / "own", tokenizer, heads, labels=own)
+    settings = replace(files, model=folder)
+    ready = prepare_run(settings, None, torch.device("cpu"))
+    weights = model.heads["labels"].state_dict()
+    assert equal(ready.task_model.model.heads["labels"].state_dict(), weights)
+    assert (ready.fresh, ready.task_model.labels) == ((), own)
+    pairs = zip(ready.data.train, ready.data.train_examples, strict=True)
+    targets = {(item.sequences[0].targets["label"].labels.item(), e.label) for item, e in pairs}
+    assert targets == {(0, "pos"), (1, "neg")}
+    assert "trained further" in "".join(remarks(ready))
+
+    fresh = prepare_run(replace(settings, fresh=("head",)), None, torch.device("cpu"))
+    assert (fresh.fresh, fresh.task_model.labels) == (("labels",), ("neg", "pos"))
+    assert not equal(fresh.task_model.model.heads["labels"].state_dict(), weights)
+
+    for name, names in (
+        ("other", {"labels": ("no", "yes")}),
+        ("flags", {"labels": own, "problem": "multi_label_classification"}),
+    ):
+        folder, _ = saved(tmp_path / name, tokenizer, heads, **names)
+        ready = prepare_run(replace(settings, model=folder), None, torch.device("cpu"))
+        assert (ready.fresh, ready.task_model.labels) == (("labels",), ("neg", "pos"))
+        assert "a new one starts at random: " in "".join(remarks(ready))
+
+
+def test_a_head_of_one_output_or_without_labels_is_trained_further(tmp_path):
+    tokenizer = make_tokenizer(tmp_path / "tokenizer")
+    question = {"question": "good ?", "context": "bad good", "answers": ["good"]}
+    for task, heads, rows in (
+        (
+            RegressionTask(),
+            (PoolerHead(), LabelHead(1)),
+            [{"text": "good", "label": 80.5}, {"text": "bad", "label": -20}],
+        ),
+        (
+            RerankingTask(),
+            (PoolerHead(), LabelHead(1)),
+            [{"query": "good", "positive": "good", "negative": "bad"}],
+        ),
+        (QuestionAnsweringTask(), (SpanHead(),), [question]),
+    ):
+        folder, model = saved(tmp_path / task.name, tokenizer, heads)
+        settings = FinetuneConfig(FAST, task=task, model=folder)
+        ready = prepare_run(settings, None, torch.device("cpu"), train=rows * 8)
+        kind = heads[-1].kind
+        assert equal(
+            ready.task_model.model.heads[kind].state_dict(), model.heads[kind].state_dict()
+        )
+        assert ready.fresh == ()
 
 
 def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path):

@@ -163,8 +163,8 @@ class FinetuneConfig:
             memory.
         train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev`
             the last weights are kept. A `dev` such as "20%" or "0.2" is split from `train`.
-        fresh: heads that start at random in addition to the task's own: "pooler", for one that the
-            folder has, or has a part of. A model that was saved without one needs no setting.
+        fresh: what starts at random though the folder has it: "head", the task's own, which is
+            kept where it has the labels of the data; "pooler", also one of which it has a part.
         seed: random seed for the fresh heads and all other random weights.
         order_seed: random seed for the order of the data and dropout. None: `seed`.
         split: rules for splitting dev data from the training data, if `dev` is a share of it.
@@ -193,7 +193,7 @@ class FinetuneConfig:
     model: str = ""
     train: str = ""
     dev: str | None = None
-    fresh: tuple[Literal["pooler"], ...] = ()
+    fresh: tuple[Literal["pooler", "head"], ...] = ()
     seed: int = 0
     order_seed: int | None = None
     split: Split = Split()

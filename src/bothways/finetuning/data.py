@@ -95,7 +95,7 @@ class LabelledData:
         return sum(len(sequence) for sequence in self.sequences)
 
 
-def examine(
+def examine(  # noqa: PLR0913 – what a run knows of its data and its model
     task: base.Task[Any, Any],
     tokenizer: Tokenizer,
     train: Many[Any],
@@ -103,7 +103,9 @@ def examine(
     length: int | None,
     max_positions: int | None = None,
     progress: Progress = SILENT,
+    *,
     usual_length: int | None = None,
+    labels: tuple[str, ...] = (),
 ) -> LabelledData:
     """Encode and check examples as `label`; errors are among the findings.
 
@@ -112,11 +114,13 @@ def examine(
             whole, if that is more.
         max_positions: maximum length of the model; None means `length`.
         usual_length: the length of the model that is trained further; None for the task's own.
+        labels: those of the training data, in the order of the model's; empty for the task's order.
     """
     task = task.adapted(train)
-    labels, usual = task.labels(train), usual_length or task.length
+    labels, usual = labels or task.labels(train), usual_length or task.length
     max_length = max_positions or length or usual
-    all_labels = task.labels([*train, *dev])  # more than `labels` only if there is an error
+    more = (name for name in task.labels([*train, *dev]) if name not in labels)
+    all_labels = (*labels, *more)  # more than `labels` only if there is an error
 
     def encode(length: int) -> tuple[base.EncodedExample, ...]:
         inputs: list[base.EncodedExample] = []

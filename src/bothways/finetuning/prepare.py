@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, Finding, report_findings
+from bothways.core.errors import ConfigError, Finding, FolderError, argument, report_findings
 from bothways.core.progress import SILENT, Progress, track
-from bothways.core.terminal import quantity
+from bothways.core.terminal import listed, quantity
 from bothways.data.loader import ExampleBudget
 from bothways.finetuning import data as labelled
 from bothways.finetuning.config import FinetuneConfig
@@ -39,16 +39,17 @@ from bothways.finetuning.lora import LoRA, add_changes, scale_outputs
 from bothways.finetuning.splits import SplitResult
 from bothways.finetuning.stability import apply_stability
 from bothways.hub import sentence_transformers
-from bothways.hub.hf_config import read_hf_config
-from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
+from bothways.hub.hf_config import open_model, read_hf_config
+from bothways.hub.model_folder import LoadedModel, check_adapter_only, heads_of, load_model
 from bothways.hub.provenance import digest_of_model, without_places
-from bothways.hub.resolve import resolve_run
+from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.static_embedding import StaticEncoder
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head
 from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
+from bothways.prediction.predictor import open_task_model
 from bothways.prediction.session_model import open_static
 from bothways.tasks.base import TaskModel, examples_fingerprint
 from bothways.tasks.reranking.task import RerankingTask
@@ -115,15 +116,21 @@ class PreparedRun:
         return result
 
 
-def load_for(settings: FinetuneConfig, heads: Iterable[Head], device: str = "cpu") -> LoadedModel:
+def load_for(
+    settings: FinetuneConfig, heads: Iterable[Head], device: str = "cpu", *, keep: bool = False
+) -> LoadedModel:
     """Load the model that a run starts from, with its own pooler if it has one, and fresh heads.
 
     Raises the errors of `load_model`; for static vectors ConfigError unless the device is the CPU.
+
+    Args:
+        keep: keep the folder's head for the task.
     """
     required, source = tuple(heads), resolve_run(settings.model)
     if not required and (static := open_static(source, device)) is not None:
         return static
-    fresh = {head.kind for head in required} - {"pooler"} | {*settings.fresh}
+    fresh = {"pooler"} & {*settings.fresh}
+    fresh |= set() if keep else {head.kind for head in required} - {"pooler"}
     loaded = load_model(source, required, fresh)
     if settings.lora is not None and settings.lora.adapter_only:
         check_adapter_only(settings.model, loaded.model, loaded.tokenizer)
@@ -165,7 +172,7 @@ def prepare_run(
         data, name = train, "the model"
         model = start_from(start, data.task.heads(data.labels, settings.dropout), settings.seed)
         tokens, had = (UNKNOWN, {*start.heads}) if isinstance(start, Model) else (0.0, set[str]())
-        fresh = tuple({"pooler"} & {*model.heads} - had)
+        fresh = tuple({*model.heads} - ({"pooler"} & had))
         unpooled, location = {*fresh} if isinstance(start, Model) else set[str](), None
     else:
         inputs = labelled.read_examples(settings, train, dev, progress)
@@ -173,15 +180,14 @@ def prepare_run(
         progress.stage("reading the model")
         base = digest_of_model(settings.model)
         torch.manual_seed(settings.seed)
-        loaded = load_for(
-            settings, task.heads(task.labels(examples["train"]), settings.dropout), device.type
-        )
+        keep, labels, kept = _head_to_keep(settings, task, task.labels(examples["train"]))
+        loaded = load_for(settings, task.heads(labels, settings.dropout), device.type, keep=keep)
         model, tokenizer, read = loaded.model, loaded.tokenizer, loaded.extra.get("tokens")
         tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
         task, settings, usual_length, findings = _as_folder(task, settings, loaded)
         data = labelled.examine(
             task, tokenizer, examples["train"], examples.get("dev", []), settings.length,
-            model.config.max_positions, progress, usual_length,
+            model.config.max_positions, progress, usual_length=usual_length, labels=labels,
         )  # fmt: skip
         if source := settings.teacher and settings.teacher.unlabelled:
             rows = labelled.read_rows(source, task, "unlabelled", progress, labelled=False)
@@ -191,16 +197,16 @@ def prepare_run(
         settings = dataclasses.replace(settings, length=data.length)
         fresh, location = loaded.report.fresh_heads, loaded.folder
         unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
-        checks = check_model(model.config, tokenizer, data.length)
-        findings += [*inputs.findings, *checks, *data.findings]
+        findings += [*kept, *inputs.findings, *check_model(model.config, tokenizer, data.length)]
+        findings += data.findings
         names, split = {**settings.sources, "unlabelled": str(source)}, inputs.split
     if settings.few_shot is not None:
         model, fresh, unpooled = with_vector_head(model, location), ("labels",), set()
     settings, choices = choose_automatic(
         settings, model.config, data, tokens, static=isinstance(model.encoder, StaticEncoder)
     )
-    notes = check_few_shot(data.sequences, settings.few_shot)
-    notes += scale_outputs(model, data.task.output_scale(data.train_examples))
+    scale = data.task.output_scale(data.train_examples) if "labels" in fresh else None
+    notes = [*check_few_shot(data.sequences, settings.few_shot), *scale_outputs(model, scale)]
     apply_stability(model, settings.stability, settings.seed, fresh)
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
     if "pooler" in unpooled:
@@ -215,6 +221,35 @@ def prepare_run(
             sources[side] = DataSource(names[side], len(items), examples_fingerprint(tracked))
     task_model = _task_model(model, data, settings, device)
     return PreparedRun(settings, task_model, data, fresh, tuple(notes), sources, base, split)
+
+
+def _head_to_keep(
+    settings: FinetuneConfig, task: Any, labels: tuple[str, ...]
+) -> tuple[bool, tuple[str, ...], list[Finding]]:
+    """Return whether the run trains the folder's head further, its labels in order, and a note.
+
+    It does where the folder opens for the task, with the labels of the data.
+    """
+    kinds = {head.kind for head in task.heads(labels, None)} - {"pooler"}
+    if not kinds or "head" in settings.fresh or settings.few_shot is not None:
+        return False, labels, []
+    folder = resolve_run(settings.model)
+    config, weights = open_model(resolve(folder))
+    if not kinds <= {head.kind for head in heads_of(config, weights.shapes)}:
+        return False, labels, []
+    try:
+        own = open_task_model(folder, task.name).labels
+    except FolderError as error:
+        reason = error.what
+    else:
+        # A single output is a score, whatever its name.
+        if {*own} == {*labels} or len(own) == len(labels) == 1:
+            message = "the head of the model is trained further: it is for the same task and labels"
+            message += f"; {argument(fresh='head')} starts it at random"
+            return True, own if len(own) > 1 else labels, [Finding("heads", "note", message)]
+        reason = f"its labels are {listed(own, 5)}, those of the data {listed(labels, 5)}"
+    message = f"the head of the model is not used, and a new one starts at random: {reason}"
+    return False, labels, [Finding("heads", "note", message)]
 
 
 def _as_folder(
