@@ -17,10 +17,12 @@ import stat
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from cyclopts import UNSET, App, ArgumentCollection, CycloptsError, Group, Parameter, exceptions
+from cyclopts.completion.install import create_install_completion_command
 
 import bothways
 from bothways.core import errors
@@ -174,7 +176,26 @@ for _group, _commands in _COMMANDS.items():
         )
 for _name in _HELP:
     app.command(PARENTS[_name])
-app.register_install_completion_command(group=_GROUPS["Help"])
+
+
+def _install_completion(shell: str, output: Path | None, add_to_startup: bool) -> Path:
+    """Install the completion of a shell; bash completes names of files where it has no word.
+
+    Most arguments are files, or may be. Readline adds the slash of a folder and quotes blanks.
+    """
+    path = app.install_completion(shell=shell, output=output, add_to_startup=add_to_startup)  # type: ignore[arg-type]
+    if shell == "bash":
+        script = path.read_text("utf8").replace('$(compgen -f -- "${cur}")', "")
+        options = "-o bashdefault -o default"
+        path.write_text(script.replace("\ncomplete -F ", f"\ncomplete {options} -F "), "utf8")
+    return path
+
+
+app.command(
+    create_install_completion_command(_install_completion, add_to_startup=True),
+    name="--install-completion",
+    group=_GROUPS["Help"],
+)
 app["--help"].group = app["--version"].group = _GROUPS["Help"]
 
 
