@@ -224,7 +224,8 @@ def pretrain_settings(
             base = dataclasses.replace(base, objective=objective)
         return load_pretraining(base, overrides, _path(config))
 
-    return chosen_settings(recipe, encoder, start, changed, devices.gpu_memory(device))
+    memory = devices.gpu_memory(device)
+    return chosen_settings(recipe, encoder, start, changed, memory, _path(config))
 
 
 _SHAPE = ("width", "depth", "heads", "intermediate_size", "embedding")
@@ -625,7 +626,7 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
     if value.kind not in (loaded.task.kind, "classify"):  # "classify" may be the default
         message = f"is {value.kind}, and {config} has the task {loaded.task.kind}"
         raise ConfigError(message, where="task", fix="Give one of them.")
-    return loaded, [f"note: {note}" for note in replaced_members(loaded, base)]
+    return loaded, [f"note: {note}" for note in replaced_members(loaded, base, _path(config))]
 
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -754,7 +755,7 @@ def distil(  # noqa: PLR0913 – one option per question
         )
         common |= {"train": data, "dev": None if isinstance(dev, int | float) else dev}
         run = functools.partial(finetuning.finetune, config_values)
-    notes = [f"note: {note}" for note in replaced_members(config_values, base)]
+    notes = [f"note: {note}" for note in replaced_members(config_values, base, _path(config))]
     with shown_progress(progress, notes) as reporter:
         result: PretrainResult | FinetuneResult = run(folder, progress=reporter, **common)
         return result

@@ -34,7 +34,7 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import modern
 from bothways.training.optimizers import BertAdam, Lamb
 from bothways.training.run import Target
-from bothways.training.schedules import Constant, Cosine, Epochs, Hours, Linear, Steps
+from bothways.training.schedules import WSD, Constant, Cosine, Epochs, Hours, Linear, Steps
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -104,7 +104,9 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
     [
         ('[training.schedule]\nwarmup = "5 steps"', "cosine", Cosine(Steps(5))),
         ('[training.schedule]\nkind = "linear"\nwarmup = "5 steps"', "linear", Linear(Steps(5))),
-        ('[training.schedule]\nkind = "linear"\nwarmup = "5 steps"', "cosine", Cosine()),
+        ('[training.schedule]\nkind = "linear"\nwarmup = "5 steps"', "cosine", Cosine(Steps(5))),
+        ('[training.schedule]\nkind = "polynomial"\npower = 2.0', "cosine", Cosine()),
+        ('[training.schedule]\nkind = "cosine"\nwarmup = 0.2', "wsd", WSD(0.2)),
         ('[training.schedule]\nwarmup = "5 steps"', '{kind = "constant"}', Constant()),
     ],
 )
@@ -117,6 +119,25 @@ def test_a_kind_that_is_named_keeps_the_settings_of_its_table(table, change, exp
         PretrainConfig, base=base, file=file, overrides=[f"training.schedule={change}"]
     )
     assert changed.training.schedule == expected
+
+
+def test_settings_of_a_file_that_another_kind_lacks_are_told(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[training.schedule]\nkind = "polynomial"\nwarmup = 0.1\npower = 2.0\n[training.optimizer]\nkind = "adamw"\nlr = 0.5\ndecay = 0.3'
+    )
+    words = ["training.schedule=cosine", "training.optimizer.kind=lamb"]
+    config = configs.load(PretrainConfig, base=BASE, file=file, overrides=words)
+    assert config.training.schedule == Cosine(0.1)
+    assert config.training.optimizer == Lamb(betas=BASE.training.optimizer.betas, decay=0.3)
+    notes = dict(note.split("=", 1) for note in configs.replaced_members(config, BASE, file))
+    assert notes.keys() == {"training.schedule", "training.optimizer"}
+    assert "power" in notes["training.schedule"]
+    assert "warmup" not in notes["training.schedule"]
+    assert "0.5" in notes["training.optimizer"]
+    assert "0.3" not in notes["training.optimizer"]
+    same = configs.load(PretrainConfig, base=BASE, file=file)
+    assert not [*configs.replaced_members(same, BASE, file)]
 
 
 @pytest.mark.parametrize("value", ["0.2", "foo"])

@@ -526,13 +526,13 @@ def plan(  # noqa: PLR0913 – one option per question
         shape = preset(model) if is_preset and "/" not in model else start_encoder(model)
         encoder = shape if text is None else fit_to_corpus(shape, text.tokenizer)
         check_shape(encoder, model, settings, config)
-        run, notes = chosen_settings(recipe, encoder, None, with_settings, gpu)
+        run, notes = chosen_settings(recipe, encoder, None, with_settings, gpu, config)
     else:
         base = distillation(teacher, text, model, recipe)
         check_shape(base.encoder, model, settings, config)
         settings = (*settings, f"objective.teacher={teacher}")
         run = with_settings(base)
-        notes = [f"note: {member}" for member in replaced_members(run, base)]
+        notes = [f"note: {member}" for member in replaced_members(run, base, config)]
     for note in notes:
         write_stderr(note)
     with terminal_progress() as progress:

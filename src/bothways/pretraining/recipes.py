@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -550,12 +551,14 @@ def chosen_settings(
     start: str | None,
     change: Callable[[PretrainConfig], PretrainConfig],
     gpu_memory: float | None = None,
+    file: Path | None = None,
 ) -> tuple[PretrainConfig, list[str]]:
     """Return the settings of a recipe after `change`, and notes on what was chosen.
 
     Args:
         recipe: None for the usual one for the length of the changed run.
         gpu_memory: the bytes of the GPU of the run; None on a CPU.
+        file: the TOML file that `change` reads.
     """
     name, notes, gpu = recipe or "modern", list[str](), gpu_memory is not None
     base, settings = _changed(name, encoder, start, change, gpu)
@@ -569,4 +572,5 @@ def chosen_settings(
         if most > base.microbatch_tokens:  # else what does not fit is said by the run
             base = dataclasses.replace(base, microbatch_tokens=1 << most.bit_length() - 1)
             settings = change(base)
-    return settings, [*notes, *(f"note: {note}" for note in replaced_members(settings, base))]
+    replaced = replaced_members(settings, base, file)
+    return settings, [*notes, *(f"note: {note}" for note in replaced)]

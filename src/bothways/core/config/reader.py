@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 from bothways.core.config.values import (
     NONE,
+    Replacement,
     Tree,
     depth,
     flatten,
@@ -189,19 +190,30 @@ def config_difference(config: Any, base: Any, location: str = "") -> list[str]:
     return lines
 
 
-def replaced_members(config: Any, base: Any, location: str = "") -> Iterator[str]:
+def replaced_members(
+    config: Any, base: Any, file: Path | Tree | None = None, location: str = ""
+) -> Iterator[str]:
     """Yield a text for each union of which `config` has another member than `base`, if that one
     has settings that are not its defaults, and the new one has its own defaults there.
 
     Example: "training.optimizer=lamb has lr=0.00176, where adamw had 0.0005".
+
+    Args:
+        file: a TOML file that changed `base`, or its table at `location`. A member that it names
+            takes the place of the base's, and settings that the new one lacks are told, too.
     """
+    tree = read_toml(file) if isinstance(file, Path) else file or {}
     for field in _fields(config):
         new, old = getattr(config, field.name), getattr(base, field.name)
-        path = join_path(location, field.name)
+        path, table = join_path(location, field.name), tree.get(field.name)
+        table = table if isinstance(table, Mapping) else {}
+        of_file = table.get("kind", NONE) not in (NONE, getattr(new, "kind", NONE))
+        if of_file:
+            old = _value(_hints(type(config))[field.name], table, old, path)
         if new == old or not (dataclasses.is_dataclass(new) and dataclasses.is_dataclass(old)):
             continue
         if type(new) is type(old):
-            yield from replaced_members(new, old, path)
+            yield from replaced_members(new, old, table, path)
         elif hasattr(new, "kind") and hasattr(old, "kind"):
             values, explicit = flatten(to_dict(new)), _set_in(new)
             lost = [
@@ -209,6 +221,8 @@ def replaced_members(config: Any, base: Any, location: str = "") -> Iterator[str
                 for name, value in _set_in(old).items()
                 if name in values and name not in explicit and values[name] != value
             ]
+            missing = _set_in(old).keys() - values.keys() if of_file else ()
+            lost += [f"no {name}, which {old.kind} had" for name in sorted(missing)]
             if lost:
                 yield f"{path}={new.kind} has {'; '.join(lost)}"
 
@@ -303,6 +317,8 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
     """Build a value of any type."""
     shape = _shape(hint)
+    if isinstance(raw, Replacement):  # the new member keeps what it would keep of a base
+        raw, base = raw.new, _value(hint, raw.old, base, location)
     if types.NoneType in shape.others and raw in (None, NONE):
         return None
     item = _item(hint)

@@ -14,6 +14,7 @@ import numbers
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args
 
@@ -117,10 +118,13 @@ def _merged(low: Any, high: Any, location: str) -> Any:
             message = f"a function has no settings, such as {next(iter(other), 'lr')}"
             fix = "Set them in the function: functools.partial(function, lr=0.1)."
             raise ConfigError(message, where=location, fix=fix)
-    if isinstance(low, Mapping) and isinstance(high, str) and high.isidentifier():
+    if isinstance(low, Mapping) and (isinstance(high, Mapping) or str(high).isidentifier()):
         # A name is the kind of a table: a table of this kind, or without one, keeps its settings.
-        keeps = high != "none" and low.get("kind", high) == high
-        return {**low, "kind": high} if keeps else high
+        kind = high.get("kind") if isinstance(high, Mapping) else high
+        if kind != NONE and kind is not None and low.get("kind", kind) != kind:
+            return Replacement(high, low)
+        if isinstance(high, str) and high != NONE:
+            high = {"kind": high}
     if not isinstance(high, Mapping):
         return high
     match low:
@@ -138,6 +142,14 @@ def _merged(low: Any, high: Any, location: str) -> Any:
             return list(merge(table, high, location).values())
         case _:
             return high
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A table, or its kind, in the place of a table of another kind, as a file may have it."""
+
+    new: Tree | str
+    old: Tree
 
 
 def join_path(location: str, key: str) -> str:
