@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from bothways.core.config.values import checked, require_at_least, require_choice
+from bothways.core.config.values import (
+    NONE,
+    checked,
+    flatten,
+    read_toml,
+    require_at_least,
+    require_choice,
+)
 from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, call
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
@@ -248,7 +255,7 @@ def check_shape(
         where: the argument that names it.
     """
     from bothways.core.config.reader import read
-    from bothways.core.config.values import parse_overrides, read_toml
+    from bothways.core.config.values import parse_overrides
     from bothways.model.config import EncoderConfig
 
     table = {} if model is None or config is None else read_toml(local_path(config))
@@ -741,8 +748,8 @@ def distil(  # noqa: PLR0913 – one option per question
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
         base: Any = recipes.distillation(teacher, text, name, recipe)
         check_shape(base.encoder, name, settings, config, "student")
-        start = name if base.start == name else None
-        settings = {**_given({"objective.teacher": teacher, "start": start}), **settings}
+        start = _student_start(base, name, teacher, _path(config))
+        settings = {"objective.teacher": teacher, **start, **settings}
         config_values: Any = pretrain_config.load_pretraining(base, settings, _path(config))
         run: Any = functools.partial(pretraining.pretrain, config_values, text)
     else:
@@ -759,6 +766,21 @@ def distil(  # noqa: PLR0913 – one option per question
     with shown_progress(progress, notes) as reporter:
         result: PretrainResult | FinetuneResult = run(folder, progress=reporter, **common)
         return result
+
+
+def _student_start(
+    base: PretrainConfig, student: str | None, teacher: str, file: Path | None
+) -> dict[str, Any]:
+    """Return the start of a distillation if the call decides it, not the file: the folder of a
+    student, or, where the file's student starts from its teacher, the layers of another teacher.
+    """
+    values = flatten(read_toml(file)) if file else {}
+    old = values.get("start", NONE)
+    follows = old == values.get("objective.teacher") != teacher
+    if not follows and (student is None or base.start != student):
+        return {}
+    layers = {} if old == NONE else {"start_layers": base.start_layers}
+    return {"start": base.start, **layers}
 
 
 def _run_folder(out: str | Path | None, settings: dict[str, Any], resume: bool) -> Path | None:

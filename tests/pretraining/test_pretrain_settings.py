@@ -93,6 +93,20 @@ def test_arguments_have_priority_over_the_file_of_another_run(corpus, tmp_path, 
     assert [run.encoder.width for run in seen] == [tiny.width] * 6
     assert [run.start for run in seen] == [None, None, None, new, None, new]
     assert [getattr(run.objective, "teacher", None) for run in seen[-2:]] == [new, new]
+    # A student that starts from its teacher starts from the one that is named, with its layers.
+    save_model(
+        tmp_path / "old",
+        Model(dataclasses.replace(tiny, depth=4), [MaskedHead()]),
+        corpus.tokenizer,
+    )
+    taught = distillation(str(tmp_path / "old"), corpus)
+    assert taught.start_layers == (1, 4)
+    file.write_text(configs.to_toml(dataclasses.replace(taught, encoder=tiny)))
+    bothways.distil(new, corpus, config=file, **{"encoder.depth": 1})
+    bothways.distil(new, corpus, new, config=file)
+    bothways.distil(taught.start, corpus, config=file)
+    assert [run.start for run in seen[6:]] == [new, new, taught.start]
+    assert [run.start_layers for run in seen[6:]] == [(1,), None, (1, 4)]
     with pytest.raises(ConfigError, match=r"objective\.teacher: is a setting of distillation"):
         bothways.distil(new, corpus, objective="masked_lm")
 
