@@ -220,9 +220,11 @@ def test_files_and_rows_are_split_alike_and_recorded(model, tmp_path):
     file.unlink()
     with pytest.raises(DataError, match=r"run: was trained on .*t\.tsv, .*\n  Go to the folder"):
         read_recorded_split(str(tmp_path / "run"))
-    change_settings(tmp_path / "run/model", "bothways.json", split={"train": str(file)})
-    with pytest.raises(FolderError, match=r"bothways\.json: is not the record of a split"):
-        read_recorded_split(str(tmp_path / "run"))
+    for split in ({"train": str(file)}, {**record["split"], "seed": "x"}):
+        change_settings(tmp_path / "run/model", "bothways.json", split=split)
+        with pytest.raises(FolderError) as error:
+            read_recorded_split(str(tmp_path / "run"))
+        assert error.value.where == tmp_path / "run/model/bothways.json"
 
 
 @pytest.mark.parametrize("dev", ["20", "0,2"])

@@ -600,7 +600,7 @@ def read_recorded_split(folder: str) -> tuple[str, list[Any]] | None:
         train, dev = str(recorded["train"]), str(recorded["dev"])
         expected = values["data"]["dev"]["sha256"]
         split = configs.read(Split, {name: recorded[name] for name in ("group", "seed")})
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ConfigError) as error:
         raise FolderError("is not the record of a split", where=record) from error
     if train.endswith(" rows") and not local_path(train).exists():
         message = "was trained on rows in memory, from which its dev data cannot be split again"
