@@ -631,9 +631,13 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
     overrides = {**_given(arguments), **settings, **_given({"seed": seed})}
     loaded = load_config(base, overrides, _path(config))
     if value.kind not in (loaded.task.kind, "classify"):  # "classify" may be the default
-        message = f"is {value.kind}, and {config} has the task {loaded.task.kind}"
+        source = "a setting" if "task.kind" in overrides else config
+        message = f"is {value.kind}, and {source} has the task {loaded.task.kind}"
         raise ConfigError(message, where="task", fix="Give one of them.")
-    return loaded, [f"note: {note}" for note in replaced_members(loaded, base, _path(config))]
+    notes = [*replaced_members(loaded, base, _path(config))]
+    if value.kind != loaded.task.kind and "task.kind" not in overrides:
+        notes.append(f"the task is {loaded.task.kind}, of {config}")
+    return loaded, [f"note: {note}" for note in notes]
 
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:

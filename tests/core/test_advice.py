@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bothways
-from bothways.core.errors import DataError, Finding, argument, call, interface, render
+from bothways.core.errors import DataError, Finding, argument, call, interface, render, setting
 
 
 @pytest.mark.parametrize(("used", "columns", "others"), [
@@ -18,6 +18,16 @@ from bothways.core.errors import DataError, Finding, argument, call, interface, 
 def test_parameters_are_spelled_for_an_interface(used, columns, others):
     assert render(f"<{argument(text='NAME', label='class')}>", used) == f"<{columns}>"
     assert render(argument(task="embed", resume=True, n=3), used) == others
+
+
+@pytest.mark.parametrize(("used", "expected"), [
+    ("python", '**{"a.b": True} **{"a.b": ";"} seed=3 c="none"'),
+    ("command", "a.b=true 'a.b=;' seed=3 c=none"),
+    ("json", '"a.b": true "a.b": ";" "seed": 3 "c": "none"'),
+])  # fmt: skip
+def test_settings_are_spelled_for_an_interface(used, expected):
+    settings = [setting("a.b", True), setting("a.b", ";"), setting("seed", 3), setting("c", "none")]
+    assert render(" ".join(settings), used) == expected
 
 
 @pytest.mark.parametrize(("used", "command", "expected"), [
@@ -51,6 +61,17 @@ def test_text_that_only_looks_like_a_parameter_stays():
 LIBRARY = Path(bothways.__file__).parent
 COMMANDS = {"cli", "lab", "serving"}
 """Only commands reach these, or a message of theirs is for who starts a server."""
+
+
+def test_advice_of_the_library_has_no_setting_with_a_dot():
+    """Python has no keyword with a dot: `setting` spells it."""
+    dotted = re.compile(r"""fix\s*\+?=\s*\(?\s*f?["'][^"']*?[a-z]\.[a-z0-9_.]+=""")
+    files = [
+        file for file in LIBRARY.rglob("*.py") if file.relative_to(LIBRARY).parts[0] not in COMMANDS
+    ]
+    found = [match.group() for file in files for match in dotted.finditer(file.read_text("utf8"))]
+    # The one text that a command gives only: a word that is no setting.
+    assert found == ['fix = "Write key=value without blanks, such as training.optimizer.lr=']
 
 
 def test_advice_of_the_library_names_no_option():

@@ -308,7 +308,7 @@ def test_mistakes_name_their_path_and_what_may_be_meant(override, where, near):
     with pytest.raises(ConfigError) as caught:
         load(override)
     assert caught.value.where == where
-    assert near in str(caught.value)
+    assert near in caught.value.message("command")
     assert len(str(caught.value)) < 1000
 
 

@@ -473,7 +473,7 @@ def test_pairs_need_a_second_document():
     for sizes, chosen in (([[5, 5, 5]], [0]), ([[], [5, 5, 5]], [0, 1]), ([[5], [5]], [1])):
         with pytest.raises(DataError, match="only one document has text") as caught:
             source_of(sizes, NextSentence(16), chosen=chosen)
-        assert "objective=masked_lm" in caught.value.fix
+        assert 'objective="masked_lm"' in caught.value.fix
     assert epoch_of(source_of([[5, 5, 5]], FullSentences(16)))
 
 

@@ -12,6 +12,7 @@ from bothways.core.errors import ConfigError
 from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import SAME, SHORTHANDS, FinetuneConfig, load_config
 from bothways.training.schedules import Epochs
+from bothways.training_runs import finetune_settings
 
 BASE = FinetuneConfig(model="m", train="t.tsv")
 
@@ -120,3 +121,18 @@ def test_arguments_have_priority_over_the_file_of_another_run(tmp_path, monkeypa
         ConfigError, match=r"task: is regress, and .*config.toml has the task class"
     ):
         bothways.finetune("new", "new.tsv", task="regress", config=file)
+    with pytest.raises(ConfigError, match="a setting has the task multilabel"):
+        bothways.finetune("new", "new.tsv", task="regress", **{"task.kind": "multilabel"})
+    # Of a table without a kind the settings have to be those of the task.
+    file.write_text('[task]\nseparator = ","')
+    bothways.finetune("new", "new.tsv", task="multilabel", config=file)
+    with pytest.raises(
+        ConfigError, match=r"is a setting of multilabel, and task is regress"
+    ) as error:
+        bothways.finetune("new", "new.tsv", task="regress", config=file)
+    assert error.value.where == f"{file}: task.separator"
+    # "classify" may be the default of the argument, over which the file has priority.
+    file.write_text('task = "tag"')
+    settings, notes = finetune_settings("new", "new.tsv", None, "classify", {}, config=file)
+    assert settings.task.kind == "tag"
+    assert ["tag" in note for note in notes] == [True]

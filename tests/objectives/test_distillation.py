@@ -257,14 +257,14 @@ def test_a_student_starts_from_layers_and_loses_no_segment():
         assert all(torch.equal(*pair) for pair in pairs)
     with pytest.raises(ConfigError, match="not 1, 5") as raised:
         with_layers(teacher, shape(segments=0), (1, 5))
-    assert raised.value.fix == "Set start_layers=1,4."
+    assert raised.value.fix == 'Set start_layers="1,4".'
     whole = with_layers(teacher, teacher.config, range(1, 5)).eval()
     assert torch.equal(whole.encoder(batch).last, teacher.encoder(batch).last)
     for layers, changes, match, fix in (
-        ((1, 5), {}, "from 1 to 4, not 1, 5", "Set start_layers=1,4."),
-        ((1,), {}, "must be 2 layers", "Set start_layers=1,4, or encoder.depth=1."),
-        ((1,), {"depth": 5}, "must be 5 layers", "Set encoder.depth=1."),
-        ((1, 2), {"width": 16}, "it starts from in width", "start=none start_layers=none"),
+        ((1, 5), {}, "from 1 to 4, not 1, 5", 'Set start_layers="1,4".'),
+        ((1,), {}, "must be 2 layers", 'Set start_layers="1,4", or **{"encoder.depth": 1}.'),
+        ((1,), {"depth": 5}, "must be 5 layers", 'Set **{"encoder.depth": 1}.'),
+        ((1, 2), {"width": 16}, "it starts from in width", 'start_layers="none"'),
     ):
         with pytest.raises(ConfigError, match=match) as raised:
             with_layers(teacher, shape(**{"initial_range": 0.5, **changes}), layers)

@@ -236,6 +236,7 @@ def test_a_run_without_its_record_is_refused(short_run):
         with pytest.raises(kind) as caught:
             repeat_step(short_run, 2)
         assert str(caught.value.where).endswith(where)
+        assert "=" not in (caught.value.fix or "")  # the command takes no settings
 
 
 def test_another_result_than_the_recorded_one_is_reported(short_run, capsys, monkeypatch):

@@ -388,7 +388,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(corpus, tmp_path):
     with pytest.raises(ConfigError) as caught:
         run_line(*line, "--recipe", "paper", *steps)
     assert caught.value.where == "training.schedule.warmup"
-    assert "training.schedule.warmup=0.1" in str(caught.value.fix)
+    assert '**{"training.schedule.warmup": 0.1}' in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("setting", ["training.until=auto", "training.optimizer.lr=auto"])

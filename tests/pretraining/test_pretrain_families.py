@@ -93,7 +93,7 @@ def test_heads_that_no_class_has_are_refused_before_training(home):
         BothwaysError, match="no roberta class with the heads masked, pooler, pair"
     ) as caught:
         run(home, "pairs", "--model", "roberta-base")
-    assert "Set objective=masked_lm" in str(caught.value)
+    assert 'Set objective="masked_lm"' in str(caught.value)
     assert not (home / "pairs").exists()
     with pytest.raises(BothwaysError, match=r"this tokenizer has 4 special tokens there"):
         run(home, "bert", "--model", "bert-tiny")

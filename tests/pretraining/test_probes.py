@@ -152,7 +152,9 @@ def test_what_cannot_be_probed_is_refused(corpus, files, tmp_path, monkeypatch):
         pretrain(settings_for(corpus, (str(small),)), corpus, device="cpu")
     shared = parallel.Plan(sharding=parallel.Sharding())
     monkeypatch.setattr(pretraining, "choose_parallelism", lambda *_: shared)
-    with pytest.raises(ConfigError, match=r"probes: are not .* share a model\n  Set sharding=none"):
+    with pytest.raises(
+        ConfigError, match=r"probes: are not .* share a model\n  Set sharding=\"none"
+    ):
         pretrain(settings_for(corpus, files), corpus, device="cpu")
 
 

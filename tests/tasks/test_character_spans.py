@@ -85,7 +85,7 @@ def test_the_splitter_that_fits_a_span_is_named():
     text = "U.N. speech"
     with pytest.raises(DataError, match="cuts a word") as raised:
         tags_from_spans(text, split_words(text, "rules"), [CharacterSpan(0, 3, "ORG")], "1")
-    assert "task.splitter=punctuation" in str(raised.value.fix)
+    assert '**{"task.splitter": "punctuation"}' in str(raised.value.fix)
 
 
 @pytest.mark.parametrize(

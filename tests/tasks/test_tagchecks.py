@@ -71,7 +71,7 @@ def test_each_flaw_is_one_finding(train, dev, severity, message):
 def test_context_without_documents_is_told():
     """Of a table whose column of documents has no common name."""
     (finding,) = TaggingTask(context="document").check(ENOUGH, [])[:1]
-    assert "columns.document=NAME" in str(finding)
+    assert '**{"columns.document": NAME}' in str(finding)
     neighbour = replace(ENOUGH[0], before=(("a",),))
     assert "document" not in str(TaggingTask(context="document").check([*ENOUGH, neighbour], []))
 

@@ -23,6 +23,13 @@ A message carries parameters as values, and the place that shows it spells them:
     render(fix, "command")  Name the column: --label NAME.
     render(fix, "json")     Name the column: "label": NAME.
 
+A setting is a word on a command line, and its path may have dots, which no keyword of Python has:
+
+    fix = f"Set {setting('training.recompute', True)}."
+
+    render(fix, "python")   Set **{"training.recompute": True}.
+    render(fix, "command")  Set training.recompute=true.
+
 In a message a parameter is JSON between the control characters STX and ETX, so that it survives
 f-strings, pickling and the way through other errors. `str` of an error or a finding renders it
 for `interface`, which is Python's unless the process is a command.
@@ -36,6 +43,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +72,11 @@ def argument(**values: str | float | bool) -> str:
     return f"\x02{json.dumps([None, (), values])}\x03"
 
 
+def setting(path: str, value: str | float | bool) -> str:
+    """Return a setting of a run with its value, as `argument`."""
+    return f"\x02{json.dumps([path, value])}\x03"
+
+
 def call(command: str, *inputs: str, **values: str | float | bool) -> str:
     """Return a call of a command, or of the function with its purpose, as `argument`."""
     return f"\x02{json.dumps([command, inputs, values])}\x03"
@@ -80,6 +93,13 @@ def render(text: str, interface: Interface | None = None) -> str:
         except ValueError:
             return match[0]
         match message:
+            case [str(path), value] if spelled == "command":
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                return shlex.quote(f"{path}={text}")
+            case [str(path), value] if spelled == "python" and "." in path:
+                return f"**{{{json.dumps(path)}: {_python_value(value)}}}"
+            case [str(path), value]:
+                return _SPELLINGS[spelled]({path: value})
             case [None, [], dict(values)]:
                 return _SPELLINGS[spelled](values)
             case [str(command), [*inputs], dict(values)]:

@@ -32,7 +32,7 @@ import numpy as np
 
 from bothways.core.batch import Batch, cut_to_predict, pack, pad_batch
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError, DataError, setting
 from bothways.core.runtime.process import END_SIGNALS, usable_cores
 from bothways.core.source import Cursor, Sequence, Source, TrainingStep, rng
 
@@ -81,7 +81,7 @@ class TokenRamp:
         require_at_least(1, "batch", n=self.n, start=self.start, over=self.over)
         if self.n < self.start:
             message = f"{self.n:,} tokens are fewer than the {self.start:,} of the first updates"
-            fix = f"Set batch.start lower; or for equal updates, batch.kind=tokens batch.n={self.n}"
+            fix = f"Set batch.start lower; or for equal updates {setting('batch.kind', 'tokens')}."
             raise ConfigError(message, where="batch.n", fix=fix)
 
     def steps(self, tokens: float) -> float:

@@ -45,7 +45,7 @@ from typing_extensions import assert_never
 
 from bothways.core import source
 from bothways.core.config.values import require_range
-from bothways.core.errors import ConfigError, DataError, Finding, argument
+from bothways.core.errors import ConfigError, DataError, Finding, argument, setting
 from bothways.core.terminal import quantity
 from bothways.data.epoch_order import BLOCK, EpochBlock, Selection, Whole, cut_ranges
 
@@ -216,7 +216,7 @@ class PairSegments(Segments):
         if single > 0.5:
             message = f"{single:.1%} of the documents are one sentence, and {self.one_sentence}"
             boundaries = f"{argument(boundary='blank')} or {argument(boundary='file')}"
-            fix = f"Build the corpus with {boundaries}, or set objective=masked_lm."
+            fix = f"Build the corpus with {boundaries}, or set {setting('objective', 'masked_lm')}."
             findings.append(Finding("balance", "warning", message, "objective.segments", fix))
         return findings
 
@@ -241,7 +241,7 @@ class PairSegments(Segments):
         if (n := template.pair) == self.specials:
             return []
         message = f"pairs are [CLS] A [SEP] B [SEP]; this tokenizer has {n} special tokens there"
-        fix = "Set objective=masked_lm, as RoBERTa does."
+        fix = f"Set {setting('objective', 'masked_lm')}, as RoBERTa does."
         return [Finding("heads", "error", message, "objective.segments", fix)]
 
     def _gather_chunks(
@@ -359,7 +359,8 @@ class SentenceOrder(PairSegments):
         if self.single == "drop" and len(corpus) == corpus.manifest.counts.sentences:
             message = "every document is one sentence, and these are left out: there are no pairs"
             boundary = argument(boundary="blank")
-            fix = f"Set objective.segments.single=split, or build the corpus with {boundary}."
+            single = setting("objective.segments.single", "split")
+            fix = f"Set {single}, or build the corpus with {boundary}."
             return [Finding("balance", "error", message, "objective.segments.single", fix)]
         return super().check(corpus)
 

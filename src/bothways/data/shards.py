@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.config.reader import fingerprint
-from bothways.core.errors import DataError, argument, render
+from bothways.core.errors import DataError, argument, render, setting
 from bothways.core.files import replace_file, without_surrogates
 from bothways.core.progress import SILENT, Progress
 from bothways.data import manifest
@@ -313,7 +313,8 @@ def nothing_left(
     message = f"the cleaning left out all {documents:,} documents: {reasons}"
     rules = cleaning.line_rules | cleaning.document_rules
     worst = max((step for step in left if step.name in rules), key=lambda step: step.bytes)
-    fix = f"Change the settings of these steps, or leave some out, such as {worst.name}=none."
+    fix = "Change the settings of these steps, or leave some out, such as "
+    fix += f"{setting(worst.name, 'none')}."
     return DataError(message, where=folder, fix=fix)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from bothways.core.config import reader as configs, values
 from bothways.core.config.reader import CHANGEABLE, Members
-from bothways.core.errors import ConfigError, argument
+from bothways.core.errors import ConfigError, argument, setting
 from bothways.data.loader import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
 from bothways.finetuning.splits import DevPart, Split, parse_part
@@ -207,7 +207,7 @@ class FinetuneConfig:
         values.require_at_least(1, microbatch_tokens=self.microbatch_tokens)
         if self.training.keep.best is not None:
             message = "which checkpoint is the best is decided by metric"
-            fix = "Set metric instead, such as metric=mcc."
+            fix = f"Set metric instead, such as {setting('metric', 'mcc')}."
             raise ConfigError(message, where="training.keep.best", fix=fix)
         values.require_range("[0, 1)", dropout=self.dropout)
         named_metrics(self.metrics)
@@ -412,7 +412,7 @@ def load_config(
     tree = expand_names(tree, SHORTHANDS, SAME)
     if "sharding" in {**(values.read_toml(file) if file else {}), **tree}:
         message = "fine-tuning holds the whole model in each rank, and has no such setting"
-        less = "training.recompute=true, microbatch_tokens=…, lora.rank=8"
+        less = f"{setting('training.recompute', True)}, {setting('lora.rank', 8)}"
         raise ConfigError(message, where="sharding", fix=f"Leave it out; less memory: {less}.")
     aliases = {**SHORTHANDS, **SAME}
     return configs.load(FinetuneConfig, base=base, file=file, overrides=tree, aliases=aliases)

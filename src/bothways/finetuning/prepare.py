@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, Finding, FolderError, argument, report_findings
+from bothways.core.errors import ConfigError, Finding, FolderError, report_findings, setting
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.terminal import listed, quantity
 from bothways.data.loader import ExampleBudget
@@ -245,7 +245,7 @@ def _head_to_keep(
         # A single output is a score, whatever its name.
         if {*own} == {*labels} or len(own) == len(labels) == 1:
             message = "the head of the model is trained further: it is for the same task and labels"
-            message += f"; {argument(fresh='head')} starts it at random"
+            message += f"; {setting('fresh', 'head')} starts it at random"
             return True, own if len(own) > 1 else labels, [Finding("heads", "note", message)]
         reason = f"its labels are {listed(own, 5)}, those of the data {listed(labels, 5)}"
     message = f"the head of the model is not used, and a new one starts at random: {reason}"
@@ -352,7 +352,7 @@ def _task_model(
     if settings.chosen_by not in directions:
         lacks = f"{task.name} with {count} does not have the metric {settings.chosen_by!r}"
         message = f"{lacks}: it must be one of {', '.join(directions)}"
-        raise ConfigError(message, where="metric", fix=f"Set metric={task.metric}.")
+        raise ConfigError(message, where="metric", fix=f"Set {setting('metric', task.metric)}.")
     for head in task.heads(labels, None):
         outputs = head.label_count
         if labels and outputs is not None and outputs != len(labels):
@@ -361,7 +361,8 @@ def _task_model(
             raise ConfigError(message, where="task", fix="A task names each output by a label.")
     if isinstance(task, SentenceEmbeddingTask) and task.compares and settings.batch.n == 1:
         message = "the loss compares the examples of a batch, and this has one"
-        raise ConfigError(message, where="batch.n", fix="Set batch.n=32, or more.")
+        fix = f"Set {setting('batch.n', 32)}, or more."
+        raise ConfigError(message, where="batch.n", fix=fix)
     compute_as(model.encoder, settings.training, device)
     task_model = task.bind(model, data.tokenizer, labels, data.length).to(device)
     if isinstance(task_model, Embedder):

@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from bothways.core.batch import Batch, Layout, Targets, TokenTargets
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.config.values import require_at_least, require_range
-from bothways.core.errors import ConfigError, Finding, argument, call
+from bothways.core.errors import ConfigError, Finding, argument, call, setting
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, TrainingModule
@@ -365,7 +365,7 @@ class Distillation(Objective):
             location = f"objective.losses.{number}"
             if isinstance(loss, CosineStates) and student.width != teacher.width:
                 message = f"the cosine is between vectors of one width, not {widths}"
-                fix = f"Set encoder.width={teacher.width}, or leave out this loss."
+                fix = f"Set {setting('encoder.width', teacher.width)}, or leave out this loss."
                 raise ConfigError(message, where=location, fix=fix)
             if not isinstance(loss, Relations):
                 continue

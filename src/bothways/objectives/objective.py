@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bothways.core.errors import ConfigError, Finding
+from bothways.core.errors import ConfigError, Finding, setting
 from bothways.core.source import Sequence
 from bothways.core.training_module import TrainingModule, perplexity
 from bothways.data.corpus import Corpus
@@ -98,5 +98,5 @@ def require_head(objective: Objective, encoder: EncoderConfig, head: Head) -> No
     if encoder.is_causal:
         reads, kind = "reads from left to right", "causal_lm"
     message = f"{objective.kind!r} does not fit this encoder, which {reads}"
-    fix = f"Set objective={kind}, or another encoder."
+    fix = f"Set {setting('objective', kind)}, or another encoder."
     raise ConfigError(message, where="objective", fix=fix)

@@ -39,7 +39,7 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, Targets, TokenTargets
 from bothways.core.config.values import require_range
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, setting
 from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Masking, Vocabulary
@@ -139,7 +139,8 @@ class ReplacedTokens(MaskedObjective):
                 "the two networks share the embedding's LayerNorm, which in this encoder follows "
                 "the projection to a width of its own"
             )
-            fix = "Set objective.generator=shallower or objective.sharing=disentangled."
+            fix = f"Set {setting('objective.generator', 'shallower')} or "
+            fix += f"{setting('objective.sharing', 'disentangled')}."
             raise ConfigError(message, where="encoder.embedding", fix=fix)
         return {
             "model": ModelSpec(encoder, (ReplacedHead(),)),

@@ -32,6 +32,7 @@ from bothways.core.errors import (
     argument,
     call,
     report_findings,
+    setting,
 )
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
@@ -831,7 +832,8 @@ def _bind(
         length = configs.read(FolderRecord, {"length": settings.pop("length")}).length
     if "task" in settings:  # as in the settings of a run
         message = "a setting of the task has no prefix here"
-        raise ConfigError(message, where="task", fix="Write, for example, columns.text=body.")
+        fix = f"Write, for example, {setting('columns.text', 'body')}."
+        raise ConfigError(message, where="task", fix=fix)
     base, recorded_length = _recorded_task(loaded, None if name is None else task_kind(name))
     task = _changed(base, settings)
     _check_heads(task, loaded)
@@ -866,15 +868,15 @@ def _changed(task: Any, settings: Tree) -> AnyTask:
     Raises:
         ConfigError: a setting is unknown or of other tasks, or a value is not allowed.
     """
-    for setting in settings:
-        name = _ALIASES.get(setting, setting)
+    for key in settings:
+        name = _ALIASES.get(key, key)
         kinds = [kind for kind, cls in ALL_TASKS.items() if name in cls.__dataclass_fields__]
         if kinds and name not in task.__dataclass_fields__:
             message = f"is a setting of {' and '.join(kinds)}; the task here is {task.name}"
             fix = "Leave it out."
             if name == "top" and issubclass(prediction_type(task), CUT_TO_TOP):
                 fix = f"To keep the best of each prediction, give predict {argument(top=2)}."
-            raise ConfigError(message, where=setting, fix=fix)
+            raise ConfigError(message, where=key, fix=fix)
     overrides = _renamed(settings, task.__dataclass_fields__)
     changed: AnyTask = configs.load(type(task), base=task, overrides=overrides)
     return changed

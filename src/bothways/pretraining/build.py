@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bothways.core.errors import ConfigError, DataError, Finding, argument, call, report_findings
+from bothways.core.errors import (
+    ConfigError,
+    DataError,
+    Finding,
+    argument,
+    call,
+    report_findings,
+    setting,
+)
 from bothways.core.source import Cursor, Source
 from bothways.core.training_module import TrainingModule, hidden_matrices
 from bothways.data.corpus import Corpus
@@ -391,7 +399,8 @@ def check_class(
     # The preset of a suitable family whose width is nearest.
     nearest = min(presets, key=lambda x: abs(PRESETS[x]().width - encoder.width), default=None)
     advice = f": {argument(model=nearest)}" if nearest else ""
-    fix = f"Set objective=masked_lm, or choose a model of another family ({alternatives}){advice}."
+    fix = f"Set {setting('objective', 'masked_lm')}, or choose a model of another family "
+    fix += f"({alternatives}){advice}."
     return [Finding("heads", "error", message, "objective", fix)]
 
 
@@ -504,17 +513,17 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
     if len(layers) != encoder.depth or not all(1 <= layer <= source.depth for layer in layers):
         need = f"{encoder.depth} layers, one for each of the encoder, from 1 to {source.depth}"
         message = f"must be {need}, not {', '.join(map(str, layers))}"
-        changes = [f"encoder.depth={len(layers)}"] if len(layers) != encoder.depth else []
+        changes = [setting("encoder.depth", len(layers))] if len(layers) != encoder.depth else []
         if encoder.depth <= source.depth:
             even = ",".join(map(str, spread_layers(encoder.depth, source.depth)))
-            changes.insert(0, f"start_layers={even}")
+            changes.insert(0, setting("start_layers", even))
         fix = f"Set {', or '.join(changes)}."
         raise ConfigError(message, where=location, fix=fix)
     if names := layer_differences(source, encoder):
         message = f"the encoder differs from the model that it starts from in {', '.join(names)}"
         # A student of distillation has layers of its teacher without a word from the user.
         fix = "Only depth, segments, dropout and readout may differ. Random weights: "
-        fix += "start=none start_layers=none"
+        fix += f"{setting('start', 'none')}, {setting('start_layers', 'none')}"
         raise ConfigError(message, where="encoder", fix=fix)
     student, state = Model(encoder, model.specification), model.state_dict()
     selected = {name: state[_origin(name, layers)] for name in student.state_dict()}

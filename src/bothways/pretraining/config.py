@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from bothways.core.config import reader as configs
 from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.config.values import Tree, require_at_least, require_range, require_seed
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, argument, setting
 from bothways.core.terminal import listed
 from bothways.data.corpus_source import Mixture, Smoothed
 from bothways.data.loader import BatchSize, TokenBudget
@@ -161,10 +161,11 @@ class PretrainConfig:
             raise ConfigError(message, where="probes", fix="Rename one of the files.")
         if self.start_layers is not None and self.start is None:
             message = "names layers of a model that the run does not start from"
-            raise ConfigError(message, where="start_layers", fix="Give start=FOLDER, too.")
+            fix = f"Give {argument(start='FOLDER')}, too."
+            raise ConfigError(message, where="start_layers", fix=fix)
         if self.fresh and self.start is None:
             message = f"names {', '.join(self.fresh)}, and without start all heads begin at random"
-            fix = "Leave it out, or give start=FOLDER, too."
+            fix = f"Leave it out, or give {argument(start='FOLDER')}, too."
             raise ConfigError(message, where="fresh", fix=fix)
         self.objective.models(self.encoder)  # raises ConfigError if they do not fit
         _ = self.training.end  # raises ConfigError if it is "auto", as for the rate
@@ -203,7 +204,8 @@ def load_pretraining(
     for name in ("batch", "batch_size"):
         if isinstance(tree.get(name), int) or str(tree.get(name)).isdecimal():
             message = f"{tree[name]} is given, but a batch is a number of sequences or of tokens"
-            fix = f"Write batch.kind=examples batch.n={tree[name]}, or batch.kind=tokens batch.n=…"
+            kinds = [setting("batch.kind", kind) for kind in ("examples", "tokens")]
+            fix = f"Set {setting('batch.n', int(tree[name]))} and {kinds[0]}, or {kinds[1]}."
             raise ConfigError(message, where=name, fix=fix)
     objective = tree.get("objective")
     kind = objective.get("kind") if isinstance(objective, Mapping) else objective

@@ -201,7 +201,8 @@ class Repeat:
         try:
             settings = configs.read(PretrainConfig, tree)
         except ConfigError as error:
-            raise ConfigError(error.what, where=f"{file}: {error.where}", fix=error.fix) from error
+            fix = "The run wrote this file: undo what was changed in it."
+            raise ConfigError(error.what, where=f"{file}: {error.where}", fix=fix) from error
         self.settings = settings
         corpora = self.corpora = Corpora.of(text, settings.mixture)
         if (digests := run.digests_of(settings, corpora)) != data.digests:

@@ -18,7 +18,7 @@ import torch
 
 from bothways.core.config.reader import replaced_members
 from bothways.core.config.values import require_choice
-from bothways.core.errors import ConfigError, argument
+from bothways.core.errors import ConfigError, argument, setting
 from bothways.data.corpus import Corpus
 from bothways.data.loader import BatchSize, ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
@@ -503,8 +503,8 @@ def settings_of(
         if error.where != "objective":
             raise
         message = f"the objective of {recipe!r} is for other models: {error.what}"
-        kind = default_objective(encoder).kind
-        fix = f"Choose another model, or {argument(recipe='modern')} objective={kind}."
+        objective = setting("objective", default_objective(encoder).kind)
+        fix = f"Choose another model, or {argument(recipe='modern')} and {objective}."
         raise ConfigError(message, where="recipe", fix=fix) from error
     if start is None:
         return settings

@@ -26,7 +26,7 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
-from bothways.core.errors import CheckpointError, ConfigError, DivergedError
+from bothways.core.errors import CheckpointError, ConfigError, DivergedError, setting
 from bothways.core.files import parse_object, read_utf8
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report import sections as s
@@ -255,7 +255,7 @@ def _split(
     for name in ("word_milestones", "probes"):
         if getattr(settings, name) and plan.sharding is not None:
             message = "are not for ranks that share a model"
-            raise ConfigError(message, where=name, fix="Set sharding=none.")
+            raise ConfigError(message, where=name, fix=f"Set {setting('sharding', 'none')}.")
     evaluations = dict[str, HeldOut]()
     # The tokens of an evaluation are shared out: several corpora take no longer than one.
     tokens = max(1, settings.evaluation_tokens // len(corpora.parts))

@@ -45,7 +45,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from bothways.core.config.values import require_at_least, require_range
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, setting
 from bothways.model.kernels import abi
 from bothways.model.kernels.library import call_kernel, runs_on
 from bothways.training.parallel import full_tensor, is_part
@@ -320,7 +320,8 @@ def build_optimizer(
 def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAdamW:
     if isinstance(config, Muon) and all(group["update"] == "adamw" for group in parameters):
         message = "muon updates the matrices of Transformer blocks, and this model has none"
-        raise ConfigError(message, where="training.optimizer", fix="Set training.optimizer=adamw.")
+        fix = f"Set {setting('training.optimizer', 'adamw')}."
+        raise ConfigError(message, where="training.optimizer", fix=fix)
     if any(
         is_part(weight)
         for group in parameters
@@ -328,7 +329,8 @@ def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAd
         if group["update"] != "adamw"
     ):
         message = f"{config.kind} updates whole matrices, and the ranks share those of this model"
-        fix = "Set training.optimizer=adamw, or sharding=none: each rank then has the whole model."
+        fix = f"Set {setting('training.optimizer', 'adamw')}, or {setting('sharding', 'none')}: "
+        fix += "each rank then has the whole model."
         raise ConfigError(message, where="training.optimizer", fix=fix)
     optimizer = FusedAdamW(parameters, fused=True)
     # Anchors are the weights before fine-tuning, which some rules pull back to.

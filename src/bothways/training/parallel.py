@@ -29,7 +29,14 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 import bothways
-from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError, argument
+from bothways.core.errors import (
+    BothwaysError,
+    ConfigError,
+    LostRankError,
+    ResourceError,
+    argument,
+    setting,
+)
 from bothways.core.runtime.devices import device_of
 from bothways.core.training_module import Loss, TrainingModule
 
@@ -371,7 +378,7 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
         return
     if training_module.partial:
         message = "a step of this model may leave some parameters without a gradient"
-        fix = "Set sharding=none: each rank then has the whole model."
+        fix = f"Set {setting('sharding', 'none')}: each rank then has the whole model."
         message += ", which ranks that share a model cannot"
         raise ConfigError(message, where="sharding", fix=fix)
     from torch.distributed.device_mesh import init_device_mesh
@@ -382,7 +389,8 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
     machines, remainder = divmod(plan.world, plan.local_world)
     if sharding.over == "machine" and remainder:
         message = f"{plan.world} ranks are not a multiple of the {plan.local_world} of this machine"
-        raise ConfigError(message, where="sharding.over", fix="Set sharding.over=all.")
+        fix = f"Set {setting('sharding.over', 'all')}."
+        raise ConfigError(message, where="sharding.over", fix=fix)
     is_flat = sharding.over == "all" or machines == 1
     shape = (plan.world,) if is_flat else (machines, plan.local_world)
     axes = ("ranks",) if is_flat else ("machines", "ranks")

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator
 from typing_extensions import Self, assert_never
 
 from bothways.core.config.values import require_range
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, setting
 from bothways.core.source import Cursor, TrainingStep
 
 _SHORT = len("0.25 hours")
@@ -406,14 +406,15 @@ def _amount(name: str, span: ScheduleSpan, run: Duration) -> float:
         fix = "A number is a share of the run; for an amount, write 100 steps, for example."
         require_range("[0, 1)", "training.schedule", fix=fix, **{name: span})
         return span * run.count
+    share = setting(location, 0.1)
     if type(span) is not type(run):
         raise ConfigError(
             f"the part is given in {span.kind} ({span}), the run in {run.kind} ({run})",
             where=location,
-            fix=f"Give both in {run.kind}, or a share of the run, such as {location}=0.1.",
+            fix=f"Give both in {run.kind}, or a share of the run, such as {share}.",
         )
     if span.count >= run.count:
-        fix = f"Give it as a share of the run, such as {location}=0.1, or make the run longer."
+        fix = f"Give it as a share of the run, such as {share}, or make the run longer."
         raise ConfigError(
             f"{span} is as long as the run ({run}) or longer", where=location, fix=fix
         )

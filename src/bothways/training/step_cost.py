@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
-from bothways.core.errors import Finding, ResourceError, os_errors
+from bothways.core.errors import Finding, ResourceError, os_errors, setting
 from bothways.core.files import make_folder
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.runtime import devices
@@ -453,11 +453,12 @@ def choose_placement(
     fixes = list[str]()
     recomputed = replace(demand, training=replace(demand.training, recompute=True))
     if not demand.training.recompute and recomputed.fits(free, device, ranks):
-        fixes.append("training.recompute=true")
-    for candidate, setting in ((demand, ""), (recomputed, " with training.recompute=true")):
+        fixes.append(setting("training.recompute", True))
+    suffix = f" with {setting('training.recompute', True)}"
+    for candidate, addition in ((demand, ""), (recomputed, suffix)):
         tokens = candidate.largest_microbatch(free, device, ranks)
         if demand.length <= tokens < demand.microbatch:
-            fixes.append(f"microbatch_tokens={tokens // demand.length * demand.length}{setting}")
+            fixes.append(f"microbatch_tokens={tokens // demand.length * demand.length}{addition}")
             break
     counts = [2**n for n in range(1, MAX_RANKS.bit_length()) if 2**n > ranks]
     if fitting := next((n for n in counts if demand.fits(free, device, n)), None):
@@ -533,7 +534,8 @@ def check_machine(
     elif memory.total > free:
         message = f"a step may take {size_text(memory.total)} of memory, {available}"
         fix = f"Halve it; it is {demand.microbatch}."
-        fix += "" if demand.training.recompute else " Or set training.recompute=true."
+        if not demand.training.recompute:
+            fix += f" Or set {setting('training.recompute', True)}."
         findings.append(Finding("memory", "warning", message, "microbatch_tokens", fix))
     return findings
 

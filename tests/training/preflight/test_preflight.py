@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from bothways.core.errors import BothwaysError, Finding, report_findings
+from bothways.core.errors import BothwaysError, Finding, report_findings, setting
 from bothways.finetuning.data import check_casing, check_inputs
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
@@ -205,7 +205,7 @@ def test_recomputation_is_advised_where_it_would_help(tmp_path, monkeypatch):
     assert again.memory(CPU).total < DEMAND.memory(CPU).total
     fixes = [check_machine(demand, tmp_path, CPU)[0].fix for demand in (DEMAND, again)]
     halve = "Halve it; it is 4096."
-    assert fixes == [f"{halve} Or set training.recompute=true.", halve]
+    assert fixes == [f"{halve} Or set {setting('training.recompute', True)}.", halve]
 
 
 def test_errors_are_listed_in_one_message_and_the_rest_is_returned():

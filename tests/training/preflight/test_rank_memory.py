@@ -152,7 +152,7 @@ def test_each_remedy_of_a_refusal_fits():
     with pytest.raises(ResourceError, match=r"^memory: a step takes") as refused:
         choose_placement(DEMAND, 1, free, CPU)
     fix = refused.value.fix or ""
-    assert "This would fit: training.recompute=true; " in fix
+    assert 'This would fit: **{"training.recompute": True}; ' in fix
     [tokens] = map(int, re.findall(r"microbatch_tokens=(\d+)", fix))
     assert tokens % DEMAND.length == 0
     for demand in (recomputed, dataclasses.replace(DEMAND, microbatch=tokens)):

@@ -41,7 +41,7 @@ from bothways.core.config.values import (
     read_toml,
     write_toml,
 )
-from bothways.core.errors import ConfigError, UnknownKeyError
+from bothways.core.errors import ConfigError, UnknownKeyError, setting
 from bothways.core.terminal import quantity
 
 C = TypeVar("C")
@@ -115,8 +115,9 @@ def read(
             path = join_path(where, key)
             kinds = [_kind(member) for member in union if key in {f.name for f in _fields(member)}]
             if kinds:
-                message = f"is a setting of {' and '.join(kinds)}, not of the kind chosen here"
-                fix = f"Choose the kind, too: {where}.kind={kinds[0]}, or leave {key} out."
+                message = f"is a setting of {' and '.join(kinds)}, and {where} is {_kind(cls)}"
+                kind = setting(f"{where}.kind", kinds[0])
+                fix = f"Choose the kind, too: {kind}, or leave {key} out."
                 raise ConfigError(message, where=path, fix=fix)
             raise _unknown("key", key, fields, path, _deeper(key, base))
     values = {}
@@ -130,7 +131,9 @@ def read(
         else:
             message = f"is missing: it must be {describe_type(hints[name])}"
             path = join_path(where, name)
-            raise ConfigError(message, where=path, fix=f"Set it: {path}=VALUE.")
+            advice = _how_to_write(_shape(hints[name]), "", path)
+            advice = advice or f"Set it: {setting(path, 'VALUE')}."
+            raise ConfigError(message, where=path, fix=advice)
     try:
         return cls(**values)
     except ConfigError as error:
@@ -432,10 +435,10 @@ def _how_to_write(shape: _Shape, raw: Any, location: str) -> str | None:
     """Return advice to choose a member of a union, or to set a field of a dataclass."""
     for cls in shape.classes:
         if not hasattr(cls, "kind"):
-            return f"Set a part of it: {location}.{_fields(cls)[0].name}=VALUE."
+            return f"Set a part of it: {setting(f'{location}.{_fields(cls)[0].name}', 'VALUE')}."
     kinds = [_kind(cls) for cls in shape.classes]
     near = difflib.get_close_matches(str(raw), kinds, 1) or kinds
-    return f"Write, for example, {location}={near[0]}." if near else None
+    return f"Write, for example, {setting(location, near[0])}." if near else None
 
 
 @functools.cache
@@ -574,9 +577,9 @@ def list_settings(
     ordered = sorted(aliases.items(), key=lambda item: item[1].endswith(f".{item[0]}"))
     names = {path: name for name, path in ordered}
     merged = dict[tuple[str, str, str, str], tuple[str, ...]]()
-    for setting in _settings(type(config), config, "", (), ""):
-        key = (setting.path, setting.values, setting.default, setting.meaning)
-        merged[key] = tuple(dict.fromkeys((*merged.get(key, ()), *setting.kinds)))
+    for entry in _settings(type(config), config, "", (), ""):
+        key = (entry.path, entry.values, entry.default, entry.meaning)
+        merged[key] = tuple(dict.fromkeys((*merged.get(key, ()), *entry.kinds)))
     return [
         Setting(path, names.get(path, ""), kinds, values, default, meaning)
         for (path, values, default, meaning), kinds in merged.items()

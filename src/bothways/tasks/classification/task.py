@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, LabelTargets
 from bothways.core.config.values import require_range
-from bothways.core.errors import ConfigError, Finding, argument, places
+from bothways.core.errors import ConfigError, Finding, argument, places, setting
 from bothways.core.training_module import Loss
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
@@ -242,7 +242,7 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             if top_count / total > text_checks.COMMON:
                 share = f"{top_count / total:.1%} of the training examples"
                 message = f"{share} are {top!r}: accuracy says little here"
-                fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
+                fix = f"Choose checkpoints by another metric: {setting('metric', 'f1_macro')}."
                 findings.append(Finding("balance", "warning", message, fix=fix))
             findings += text_checks.check_rare(counts, total, "classes")
         return findings

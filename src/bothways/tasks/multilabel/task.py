@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, LabelTargets
 from bothways.core.config.values import require_range
-from bothways.core.errors import ConfigError, DataError, Finding, argument, places
+from bothways.core.errors import ConfigError, DataError, Finding, argument, places, setting
 from bothways.core.training_module import Loss
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
@@ -112,7 +112,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.separator:
-            fix = "Set, for example, task.separator=,"
+            fix = f"Set, for example, {setting('task.separator', ',')}"
             raise ConfigError("must not be empty", where="separator", fix=fix)
         for threshold in self.thresholds:
             require_range("[0, 1]", thresholds=threshold)
@@ -171,7 +171,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
                 message = f"{cut} of {len(names)} labels hold {mark!r}, and are cut at "
                 message += repr(self.separator)
                 # In quotes: a shell ends a command at ";" and begins another at "|".
-                fix = f"If it separates labels, set 'task.separator={mark}'."
+                fix = f"If it separates labels, set {setting('task.separator', mark)}."
                 return [*findings, Finding("labels", "warning", message, fix=fix)]
         return findings
 

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, SpanTargets
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError, Finding, places
+from bothways.core.errors import ConfigError, Finding, places, setting
 from bothways.core.files import local_path
 from bothways.core.training_module import Loss
 from bothways.data.tables import HUB, Table, TableRow, holds_lines
@@ -399,7 +399,7 @@ def _check_impossible(
         findings.append(Finding("labels", "error", message, fix=fix))
     elif in_train and not in_dev and threshold is None:
         message = missing.format("training", "dev", "every question gets an answer")
-        fix = "Give dev data that has some, or set task.threshold=0."
+        fix = f"Give dev data that has some, or set {setting('task.threshold', 0)}."
         findings.append(Finding("labels", "warning", message, "task.threshold", fix))
     if in_dev and not in_train:
         message = missing.format("dev", "training", "a model hardly learns to give none")

@@ -30,7 +30,7 @@ from torch import Tensor
 from bothways.core.batch import Batch, Layout, Targets, onto
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_at_least, require_range
-from bothways.core.errors import ConfigError, DataError, Finding, call
+from bothways.core.errors import ConfigError, DataError, Finding, call, setting
 from bothways.core.source import Sequence
 from bothways.core.training_module import VectorModule
 from bothways.hub import sentence_transformers
@@ -221,7 +221,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         if not self.pooling:
             message = "must name at least one way of pooling"
             raise ConfigError(message, where="pooling", fix='The usual one is "mean".')
-        fix = "Write widths=384,128,32, for example."
+        fix = f"Write {setting('task.widths', '384,128,32')}, for example."
         require_range("[1, inf)", widths=min(self.widths, default=None), fix=fix)
         weights = self.width_weights
         if weights and (len(weights) != len(self.widths) or not min(weights) > 0):

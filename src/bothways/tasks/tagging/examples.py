@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bothways.core.errors import DataError, argument
+from bothways.core.errors import DataError, argument, setting
 from bothways.core.files import local_path
 from bothways.core.terminal import quantity
 from bothways.data import text_io
@@ -490,9 +490,10 @@ def tag_example(
         message = f"column {columns.text!r} holds {_kind(words)}, not a list of words"
         fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
         if label is not None and isinstance(words, str):
+            sentence = setting("columns.sentence", "NAME")
             fix += (
-                f" {running_text.FORM} For a word in each row name the sentences: "
-                f"columns.sentence=NAME. For labels of texts: {argument(task='classify')}."
+                f" {running_text.FORM} For a word in each row name the sentences: {sentence}. "
+                f"For labels of texts: {argument(task='classify')}."
             )
         raise DataError(message, where=where, fix=fix)
     blank = sum(len(word.split()) > 1 for word in words)

@@ -40,7 +40,7 @@ from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bothways.core.errors import DataError
+from bothways.core.errors import DataError, setting
 from bothways.tasks.tagging.schemes import OUTSIDE
 
 Splitter = Literal["auto", "rules", "punctuation", "whitespace", "characters"]
@@ -280,10 +280,12 @@ def tags_from_spans(
             nearest = f"{borders.start}–{borders.stop} ({text[borders][:40]!r})"
             message += f"the nearest borders of words are {nearest}"
             borders_of = {border for word in split_words(text, "punctuation") for border in word}
-            splitter = "punctuation"
+            fix = f"Correct the span, or set {setting('task.splitter', 'punctuation')}."
             if not {first, last} <= borders_of:
-                splitter = "characters (for Chinese, Japanese, Korean or Thai)"
-            fix = f"Correct the span, or set task.splitter={splitter}."
+                splitter = setting("task.splitter", "characters")
+                fix = (
+                    f"Correct the span, or set {splitter} (for Chinese, Japanese, Korean or Thai)."
+                )
             raise DataError(message, where=location, fix=fix)
         begin, end, preceding = starts[first], ends[last], span
         # "Anna Berg sings", 0–9 PER → B-PER I-PER O

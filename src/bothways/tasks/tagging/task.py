@@ -31,7 +31,7 @@ from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, TokenTargets
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import Finding, argument, places
+from bothways.core.errors import Finding, argument, places, setting
 from bothways.core.source import Ids, Sequence
 from bothways.core.training_module import Loss
 from bothways.data.tables import TableRow
@@ -240,7 +240,8 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         findings += _check_labels(train, dev, self.scheme)
         if self.context == "document" and not any(e.before or e.after for e in train):
             message = "no sentence has others of its document, which context=document would read"
-            fix = "Of a table name the column of the documents: columns.document=NAME."
+            column = setting("columns.document", "NAME")
+            fix = f"Of a table name the column of the documents: {column}."
             findings.append(Finding("rows", "warning", message, "task.context", fix))
         tags = Counter(tag for example in train for tag in example.tags or ())
         if len(tags) > 1:
@@ -510,7 +511,7 @@ def _check_scheme(examples: Many[TagExample], scheme: schemes.Scheme, name: str)
     foreign = {tag for tag, part in parts.items() if part is None or part.prefix not in letters}
     if foreign:
         message = f"the {name} data has tags that {actual.upper()} lacks: {places(sorted(foreign))}"
-        fix = "Set task.scheme=auto, or plain for tags of single words."
+        fix = f"Set {setting('task.scheme', 'auto')}, or plain for tags of single words."
         return [Finding("labels", "error", message, "task.scheme", fix)]
     findings = []
     if actual != "iob2":
