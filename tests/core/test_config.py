@@ -241,6 +241,8 @@ def test_none_drops_earlier_settings_of_its_table():
     ("[training]\nclip = 1", ["training.ema=0.9"], "run.toml: training.clip: unknown key"),
     ("[training.schedule]\nwarmup = 'soon'", [], "run.toml: training.schedule.warmup: "),
     ('batch = "examples"', ["seed=1"], "run.toml: batch.n: is missing"),
+    ("phases = [{length = 32}]", ["phases.2.length=8"], "phases.2: there are items 0 to 0"),
+    ("training.until = 2", [], "run.toml: training.until: invalid duration '2'"),
     ("seed = true", [], "run.toml: seed: True is given, but it must be a whole number"),
     ("seed = 2026-01-01", [], "run.toml: seed: 2026-01-01 is given, but it must be a whole number"),
     ("data_copies = 3", ["seed=x"], "seed: 'x' is given"),
@@ -260,8 +262,13 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path):
     file.write_text("phases = [{length = 32, share = 0.5}, {length = 64, share = 0.5}]\n")
     config = configs.load(PretrainConfig, base=BASE, file=file, overrides=["phases.1.length=48"])
     assert config.phases == (PretrainPhase(32, 0.5), PretrainPhase(48, 0.5))
-    with pytest.raises(ConfigError, match=r"^phases\.2: there are items 0 to 1"):
-        configs.load(PretrainConfig, base=BASE, file=file, overrides=["phases.2.length=48"])
+    words = ["phases.0.share=0.2", "phases.3.length=8", "phases.2.length=16"]
+    words += ["phases.2.share=0.2", "phases.3.share=0.1"]
+    config = configs.load(PretrainConfig, base=BASE, file=file, overrides=words)
+    shares = [(32, 0.2), (64, 0.5), (16, 0.2), (8, 0.1)]
+    assert config.phases == tuple(PretrainPhase(*share) for share in shares)
+    with pytest.raises(ConfigError, match=r"^phases\.3: there are items 0 to 1"):
+        configs.load(PretrainConfig, base=BASE, file=file, overrides=["phases.3.length=48"])
 
 
 @pytest.mark.parametrize(("override", "where", "near"), [

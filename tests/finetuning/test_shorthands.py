@@ -131,6 +131,18 @@ def test_arguments_have_priority_over_the_file_of_another_run(tmp_path, monkeypa
     ) as error:
         bothways.finetune("new", "new.tsv", task="regress", config=file)
     assert error.value.where == f"{file}: task.separator"
+    for text, near in (
+        ("epochs = 1", "training.until"),
+        ("patience = 2", "training.early_stopping"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=f"did you mean {near}") as error:
+            bothways.finetune("new", "new.tsv", config=file)
+        assert str(error.value.where).startswith(f"{file}: ")
+    file.write_text('sharding = "auto"')
+    with pytest.raises(ConfigError) as error:
+        bothways.finetune("new", "new.tsv", config=file)
+    assert error.value.where == f"{file}: sharding"
     # "classify" may be the default of the argument, over which the file has priority.
     file.write_text('task = "tag"')
     settings, notes = finetune_settings("new", "new.tsv", None, "classify", {}, config=file)

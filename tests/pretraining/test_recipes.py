@@ -263,9 +263,11 @@ def test_each_recipe_starts_with_each_length(corpus, recipe):
         at_half = RunState(steps=4, tokens=45_000, epochs=0.25, seconds=12.5)
         assert rate_factor(settings.training.schedule, settings.training.end)(at_half) > 0
         unit = "1 hours" if "steps" in until else "3 steps"
-        with pytest.raises(ConfigError) as caught:
+        with interface("command"), pytest.raises(ConfigError) as caught:
             start(corpus, recipe, model, f"training.schedule.warmup={unit}", until=until)
-        line = re.search(r"training\.schedule\.warmup=[0-9]+\.[0-9]+", str(caught.value.fix))
+        line = re.search(
+            r"training\.schedule\.warmup=[0-9]+\.[0-9]+", caught.value.message("command")
+        )
         start(corpus, recipe, model, line[0], until=until)
 
 
@@ -275,12 +277,13 @@ def test_each_combination_starts_or_names_the_line_that_does(corpus, recipe):
         words = [] if objective is None else [f"objective={objective}"]
         refused: BothwaysError | None = None
         try:
-            start(corpus, recipe, model, *words)
+            with interface("command"):
+                start(corpus, recipe, model, *words)
         except BothwaysError as error:
             refused = error
         if refused is not None and refused.where == "objective.teacher":
             assert objective == "distillation"
-            assert "objective.teacher=" in str(refused.fix)
+            assert "objective.teacher=" in refused.message("command")
         elif refused is not None:
             other, shape, settings = suggested(refused, recipe, model)
             assert (other, shape, settings) != (recipe, model, words)

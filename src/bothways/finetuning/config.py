@@ -410,9 +410,12 @@ def load_config(
     if "batch" in tree and not isinstance(tree["batch"], Mapping):
         tree["batch"] = {"n": tree["batch"]}
     tree = expand_names(tree, SHORTHANDS, SAME)
-    if "sharding" in {**(values.read_toml(file) if file else {}), **tree}:
+    in_file = file is not None and "sharding" in values.read_toml(file)
+    if in_file or "sharding" in tree:
         message = "fine-tuning holds the whole model in each rank, and has no such setting"
         less = f"{setting('training.recompute', True)}, {setting('lora.rank', 8)}"
-        raise ConfigError(message, where="sharding", fix=f"Leave it out; less memory: {less}.")
-    aliases = {**SHORTHANDS, **SAME}
+        where = f"{file}: sharding" if in_file else "sharding"
+        raise ConfigError(message, where=where, fix=f"Leave it out; less memory: {less}.")
+    same = {name: SHORTHANDS.get(common, common) for name, (common, _) in SAME.items()}
+    aliases = {**same, **SHORTHANDS}
     return configs.load(FinetuneConfig, base=base, file=file, overrides=tree, aliases=aliases)

@@ -441,8 +441,10 @@ def _require_growth(model: EncoderConfig, encoder: EncoderConfig) -> None:
     if names:
         listed = ", ".join(dict.fromkeys(names))
         message = f"is not a larger shape of the model that it starts from: {listed}"
+        layers = ",".join(map(str, spread_layers(min(encoder.depth, model.depth), model.depth)))
         fix = "Only dropout may differ, and depth, width, heads of the same size and "
-        fix += "intermediate_size be larger. For fewer layers, choose them: start_layers=1,3,5"
+        fix += "intermediate_size be larger. For fewer layers, choose them: "
+        fix += setting("start_layers", layers)
         raise ConfigError(message, where="encoder", fix=fix)
 
 

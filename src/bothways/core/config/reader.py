@@ -56,7 +56,7 @@ def load(
     base: C | None = None,
     file: Path | None = None,
     overrides: Tree | Iterable[str] = (),
-    aliases: Iterable[str] = (),
+    aliases: Mapping[str, str] = types.MappingProxyType({}),
 ) -> C:
     """Load a configuration: defaults, then a TOML file, then overrides, of which later ones win.
 
@@ -64,7 +64,8 @@ def load(
         cls: the dataclass to build.
         base: the defaults; None for the class's.
         overrides: a tree, or texts such as "encoder.depth=6".
-        aliases: common names of settings, which the error of an unknown key suggests, too.
+        aliases: dotted paths by common names of settings, which a file does not have; the error of
+            an unknown key suggests them.
 
     Raises:
         ConfigError: a key is unknown, a value is missing or not allowed, or a text is not a
@@ -77,6 +78,8 @@ def load(
         for key in top:
             if key not in names:
                 raise _unknown("key", key, names, key, _deeper(key, base))
+        for key in low.keys() & aliases.keys() - {field.name for field in _fields(cls)}:
+            raise _unknown("key", key, names, key, [aliases[key]])
         return read(cls, merge(low, top), base=base)
     except ConfigError as error:
         path = str(error.where)
@@ -420,7 +423,7 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
             continue
     for reader in shape.readers:
         try:
-            value = reader(raw)
+            value = reader(str(raw) if type(raw) in (int, float) else raw)
         except ConfigError as error:
             failure = ConfigError(error.what, where=location, fix=error.fix)
             continue

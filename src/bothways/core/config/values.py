@@ -136,10 +136,14 @@ def _merged(low: Any, high: Any, location: str) -> Any:
             return merge({"kind": low}, high, location)
         case list():
             table = {str(index): item for index, item in enumerate(low)}
-            for key in high.keys() - table.keys():
+            # Items may be added without a gap.
+            count = len(low) + sum(str(len(low) + n) in high for n in range(len(high)))
+            for key in high.keys() - {*map(str, range(count))}:
                 message = f"there are items 0 to {len(low) - 1}"
-                raise ConfigError(message, where=join_path(location, key))
-            return list(merge(table, high, location).values())
+                fix = f"Change one of them, or add {len(low)} and those that follow."
+                raise ConfigError(message, where=join_path(location, key), fix=fix)
+            merged = merge(table, high, location)
+            return [merged[str(index)] for index in range(count)]
         case _:
             return high
 
