@@ -91,7 +91,7 @@ def test_the_splitter_that_fits_a_span_is_named():
 @pytest.mark.parametrize(
     ("spans", "said"),
     [
-        ([[1, 9, "PER"]], ("0–9", "cuts a word", "task.splitter=characters")),
+        ([[1, 9, "PER"]], ("0–9", "cuts a word", 'task.splitter": "characters"')),
         ([[0, 6, "PER"]], ("0–9", "cuts a word")),
         ([[0, 9, "PER"], [5, 9, "X"]], ("overlap", "0–9 (PER)", "5–9 (X)")),
         ([[0, 9, "PER"], [0, 9, "PER"]], ("overlap",)),

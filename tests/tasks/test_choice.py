@@ -140,7 +140,7 @@ NONE = ChoiceColumns()
         (SWAG | {"label": ".0"}, NONE, r"'label' holds '\.0', not an ending's place"),
         (SWAG | {"ending1": 3}, NONE, r"a\.jsonl:1: column 'ending1' holds int, not text"),
         (SWAG | {"answer": 3}, NONE, "is the label .label, answer.; use label=NAME"),
-        (SWAG | {"choices": ["a"]}, NONE, "has the endings .choices, .* columns.endings=NAME"),
+        (SWAG | {"choices": ["a"]}, NONE, 'has the endings .choices, .*columns.endings": NAME'),
         ({"context": "c", "label": 1}, NONE, r"the endings \(context, label\)"),
         ({"text": "c", "endings": []}, NONE, r"the context \(text, endings\)"),
         ({"ctx": "c", "question": "c", "endings": []}, NONE, r"the context \(ctx, question\)"),

@@ -165,7 +165,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         with pytest.raises(DataError, match=message):
             list(TASK.read(str(tmp_path / name)).examples)
     (tmp_path / "rows.jsonl").write_text('{"question": "Who?", "text": "x"}\n')
-    message = r"rows\.jsonl: .* the context \(question, text\); use columns\.context=NAME"
+    message = r"rows\.jsonl: .* the context \(question, text\); use .*columns\.context\": NAME"
     with pytest.raises(DataError, match=message):
         TASK.read(str(tmp_path / "rows.jsonl"))
     with pytest.raises(DataError, match=r"rows\.jsonl: .* the answers \(question, text\)"):

@@ -285,7 +285,7 @@ class PairSegments(Segments):
 _FROM_OTHERS = "next sentence prediction draws its random segments from other documents"
 _FOUR_DOCUMENTS = (
     "Give four documents or more (a blank line ends one in a .txt file), or set "
-    "objective=masked_lm."
+    f"{setting('objective', 'masked_lm')}."
 )
 
 
