@@ -271,11 +271,11 @@ def _read_ranges(file: Path) -> tuple[tuple[float, ...], ...]:
     """Return the lowest and the highest values of the components of vectors in a file."""
     import numpy as np
 
-    from bothways.tasks.sentence_embedding.vectors import ranges_of
+    from bothways.tasks.sentence_embedding.vectors import ARRAY_FAULTS, ranges_of
 
     try:
-        vectors = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        vectors = np.lib.format.open_memmap(file, mode="r")
+    except ARRAY_FAULTS as error:
         raise DataError(f"cannot be read as vectors: {error}", where=file) from error
     low, high = ranges_of(vectors).tolist()
     return tuple(low), tuple(high)

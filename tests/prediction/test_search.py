@@ -318,6 +318,97 @@ def test_a_record_with_impossible_values(tmp_path):
             Index(folder)
 
 
+HEADERS = (
+    "{'descr': '<f4')",
+    "{'shape': {[]: 1}}",
+    "{'shape': " + "9" * 5000,
+    "{'shape': (9" + "9" * 20,
+)
+"""Headers of .npy files for which numpy raises no ValueError."""
+
+
+@pytest.mark.parametrize("stored", ["fp32", "binary"])
+def test_arrays_of_another_kind_are_refused(tmp_path, stored, monkeypatch):
+    monkeypatch.setattr(ranking, "CODED_ROWS", 1)
+    record = dataclasses.replace(RECORD, stored=stored)
+    add(tmp_path / "index", {f"d{n}": f"text {n}" for n in range(9)}, record=record)
+    folder = add(tmp_path / "index", {}, ["d3"]).folder
+    for file in sorted(folder.glob("*.npy")):
+        content, values = file.read_bytes(), np.load(file)
+        others = [values[..., None], values.astype("U" if values.dtype.kind == "S" else "S9")]
+        if values.dtype.itemsize > 1 and values.dtype.kind != "S":
+            others.append(values.astype(values.dtype.newbyteorder()))
+        others += [np.concatenate([values, values], axis=-1)] if values.dtype == np.uint64 else []
+        for other in others:
+            np.save(file, other)
+            with pytest.raises(FolderError, match=file.name):
+                Index(folder)
+        for header in HEADERS:
+            line = header.encode().ljust(118)
+            file.write_bytes(content[:8] + len(line).to_bytes(2, "little") + line)
+            with pytest.raises(FolderError, match=file.name):
+                Index(folder)
+        with file.open("wb") as archive:
+            np.savez(archive, values)
+        with pytest.raises(FolderError, match=file.name):
+            Index(folder)
+        file.write_bytes(content)
+    assert len(found(Index(folder), "text 1", 9)) == 8
+
+
+def test_codes_are_read_by_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranking, "CODED_ROWS", 1)
+    index = add(tmp_path / "index", {f"d{n}": f"text {n}" for n in range(9)})
+    hits = found(index, "text 1", 3)
+    codes = index.folder / "codes-1.npy"
+    np.save(codes, np.asfortranarray(np.load(codes)))
+    assert found(Index(index.folder), "text 1", 3) == hits
+
+
+@pytest.mark.parametrize("coded", [1, 30_000])
+def test_infinite_vectors_are_damage(tmp_path, coded, monkeypatch):
+    monkeypatch.setattr(ranking, "CODED_ROWS", coded)
+    folder = add(tmp_path / "index", {f"d{n}": f"text {n}" for n in range(9)}).folder
+    vectors, queries = np.load(folder / "vectors-1.npy"), embed(["text 1", "text 2"])
+    queries[0], queries[1] = np.eye(WIDTH, dtype=np.float32)[:2]
+    vectors[3, 0] = -np.inf
+    vectors[3, 1:] = 0
+    np.save(folder / "vectors-1.npy", vectors)
+    with np.errstate(invalid="ignore"), pytest.raises((FolderError, DataError), match="damaged"):
+        Index(folder).nearest(queries, 9)
+
+
+def test_ids_that_are_not_text_are_damage(tmp_path):
+    folder = add(tmp_path / "index", {"a": "one", "b": "two"}).folder
+    np.save(folder / "ids-1.npy", np.array([b"\xff", b"\xfe"]))
+    with pytest.raises(FolderError, match="the index is damaged: ids"):
+        found(Index(folder), "one")
+
+
+def test_words_that_lie_about_documents_are_damage(tmp_path):
+    pytest.importorskip("bm25s")
+    folder = add(tmp_path / "index", {"a": "a dog", "b": "the cat"}, bm25=True).folder
+    words = folder / "bm25-1"
+    settings = json.loads((words / "params.index.json").read_text())
+    lies: Mapping[str, Any] = {
+        "indices.csc.index.npy": np.full(2, 99), "indptr.csc.index.npy": np.array([0.0, 1.0, 2.0]),
+        "data.csc.index.npy": np.array(["x", "y"]), "vocab.index.json": [["dog"]],
+        "params.index.json": settings | {"dtype": -1},
+    }  # fmt: skip
+    for name, lie in lies.items():
+        content = (words / name).read_bytes()
+        if name.endswith(".npy"):
+            np.save(words / name, lie)
+        else:
+            (words / name).write_text(json.dumps(lie))
+        with pytest.raises(FolderError, match="the index is damaged: bm25-1"):
+            found(Index(folder), "dog", mode="bm25")
+        (words / name).write_bytes(content)
+    # numba would read beyond the ends of arrays, and may not be installed.
+    (words / "params.index.json").write_text(json.dumps(settings | {"backend": "numba"}))
+    assert [hit.id for hit in found(Index(folder), "dog", mode="bm25")] == ["a"]
+
+
 def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces():
     bm25s = pytest.importorskip("bm25s")
     assert ranking.search_words("The cats, 两只猫 of U2; a") == ["cats", "两", "只", "猫", "u2"]
@@ -416,7 +507,7 @@ def test_documents_too_few_for_a_graph_are_named(tmp_path):
 
 
 def test_a_graph_finds_what_is_exact(tmp_path, monkeypatch):
-    pytest.importorskip("usearch")
+    usearch = pytest.importorskip("usearch.index")
     monkeypatch.setattr(change, "GRAPH_ROWS", 100)
     documents = {f"d{n}": f"text {n}" for n in range(300)}
     add(tmp_path / "index", documents, graph=True)
@@ -438,7 +529,14 @@ def test_a_graph_finds_what_is_exact(tmp_path, monkeypatch):
     np.testing.assert_allclose(scores, np.einsum("qw,qkw->qk", queries, vectors), atol=1e-6)
     assert not same.deleted[rows].any()
     assert same.nearest(queries, 1500)[0].shape == (3, 1500)
-    (index.folder / "graph-1.usearch").write_bytes(b"no graph")
+    file = index.folder / "graph-1.usearch"
+    for width, key in ((WIDTH + 1, 0), (WIDTH, 10**6)):  # of other vectors, of other documents
+        other = usearch.Index(ndim=width, metric="ip")
+        other.add(np.array([key]), np.ones((1, width), np.float32))
+        other.save(str(file))
+        with pytest.raises(FolderError, match=r"the index is damaged: graph-1"):
+            found(Index(index.folder), "text 7")
+    file.write_bytes(b"no graph")
     with pytest.raises(FolderError, match=r"the index is damaged: graph-1"):
         found(Index(index.folder), "text 7")
 

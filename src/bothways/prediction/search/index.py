@@ -15,6 +15,7 @@ segments are joined, so that there are some log N of them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -39,7 +40,13 @@ from bothways.hub.provenance import digest_of_model
 from bothways.prediction import PredictPrecision
 from bothways.prediction.predictor import Predictor, open_task, rebound
 from bothways.prediction.search import Mode, Stored, ranking
-from bothways.tasks.sentence_embedding.vectors import Found, Nearest, dot_products, top_k
+from bothways.tasks.sentence_embedding.vectors import (
+    ARRAY_FAULTS,
+    Found,
+    Nearest,
+    dot_products,
+    top_k,
+)
 
 RECORD = "index.json"
 FUSED = 60
@@ -48,6 +55,7 @@ DEPTH = 100
 """Documents of each ranking that are fused."""
 _BUILD = call("index", "TEXTS", out="FOLDER", model="MODEL")
 _FIX = f"Build the index again: {_BUILD}."
+_FAULTS = (*ARRAY_FAULTS, LookupError, AttributeError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -143,26 +151,27 @@ class Index:
             raise self._damaged(f"{RECORD} has width {record.width} and scale {record.scale}")
         self._graphs = dict[int, Any]()
         self.embedders = dict[tuple[str | None, PredictPrecision, str], Predictor]()
-        numbers = [segment.number for segment in record.segments]
-        vectors = [self._array(f"vectors-{number}", record.width) for number in numbers]
-        self.vectors = ranking.StoredVectors(vectors, record.width, record.scale)
-        self.ids = np.concatenate([np.empty(0, "S1"), *(self._array(f"ids-{n}") for n in numbers)])
-        self.offsets = [self._array(f"offsets-{number}") for number in numbers]
-        self._texts = [self._mapped(f"texts-{number}.jsonl") for number in numbers]
-        signs = numbers if record.stored == "binary" else []
-        self._signs = [self._array(f"signs-{number}") for number in signs]
-        self._codes = [self._codes_of(segment) for segment in record.segments]
+        segments, width = record.segments, record.width
+        # Rows of all files of a segment must agree, or a text would get another's vector.
+        vectors = [
+            self._array("vectors", s.number, ranking.DTYPES[record.stored], s.rows, width)
+            for s in segments
+        ]
+        self.vectors = ranking.StoredVectors(vectors, width, record.scale)
+        ids = [self._array("ids", s.number, np.bytes_, s.rows) for s in segments]
+        self.ids = np.concatenate([np.empty(0, "S1"), *ids])
+        self.offsets = [self._array("offsets", s.number, np.integer, s.rows + 1) for s in segments]
+        self._texts = [self._mapped(f"texts-{s.number}.jsonl") for s in segments]
+        self._signs = [
+            self._array("signs", s.number, np.uint64, -(-width // 64), s.rows)
+            for s in (segments if record.stored == "binary" else ())
+        ]
+        self._codes = [self._codes_of(segment) for segment in segments]
         self.deleted = np.zeros(len(self.ids), bool)
-        # Rows, vectors and offsets of a segment must agree, or a text would get another's vector.
-        files = zip(record.segments, vectors, self.offsets, strict=True)
-        counts = [{segment.rows, len(rows), len(ends) - 1} for segment, rows, ends in files]
-        if any(len(count) > 1 for count in counts) or len(self.ids) != len(self.vectors):
-            raise self._damaged("its files differ in their numbers of documents")
         if record.deleted is not None:
-            try:
-                self.deleted[self._array(f"deleted-{record.deleted}")] = True
-            except IndexError as error:
-                raise self._damaged(f"deleted-{record.deleted}.npy: {error}") from error
+            rows = self._array("deleted", record.deleted, np.integer, None)
+            with self._reading(f"deleted-{record.deleted}.npy"):
+                self.deleted[rows] = True
 
     def __len__(self) -> int:
         return int(len(self.deleted) - self.deleted.sum())
@@ -177,35 +186,38 @@ class Index:
     def _damaged(self, fault: str) -> FolderError:
         return FolderError(f"the index is damaged: {fault}", where=self.folder, fix=_FIX)
 
-    def _array(self, name: str, width: int | None = None) -> NDArray[Any]:
-        """Open an array of the folder."""
-        file = self.folder / f"{name}.npy"
+    @contextlib.contextmanager
+    def _reading(self, file: str) -> Iterator[None]:
+        """Turn what numpy, usearch and bm25s raise for a damaged file into a FolderError."""
         try:
-            array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise self._damaged(f"{name}.npy: {error}") from error
-        expected = "vectors" in name and ranking.DTYPES[self.record.stored]
-        if (expected and array.dtype != expected) or (width and array.shape[1:] != (width,)):
-            raise self._damaged(f"{name}.npy has {array.shape} numbers of type {array.dtype}")
+            yield
+        except _FAULTS as error:
+            raise self._damaged(f"{file}: {error}") from error
+
+    def _array(self, name: str, number: int, kind: type, *shape: int | None) -> NDArray[Any]:
+        """Open an array of the folder, of a type and a shape, in which None is any length."""
+        file = f"{name}-{number}.npy"
+        with self._reading(file):
+            array: NDArray[Any] = np.lib.format.open_memmap(self.folder / file, mode="r")
+        fits = len(array.shape) == len(shape) and all(
+            expected in (None, size) for size, expected in zip(array.shape, shape, strict=True)
+        )
+        if not fits or not np.issubdtype(array.dtype, kind) or not array.dtype.isnative:
+            raise self._damaged(f"{file} has {array.shape} numbers of type {array.dtype}")
         return array
 
     def _codes_of(self, segment: Segment) -> ranking.CodedVectors | None:
         if segment.error is None:
             return None
-        codes = self._array(f"codes-{segment.number}", self.record.width)
-        scales = self._array(f"scales-{segment.number}")
-        typed = codes.dtype == np.int8 and scales.dtype == np.float32
-        if not typed or (len(codes), *scales.shape) != (segment.rows, segment.rows):
-            raise self._damaged(f"codes-{segment.number}.npy has {codes.shape} of {codes.dtype}")
-        return ranking.CodedVectors(codes, scales, segment.error)
+        codes = self._array("codes", segment.number, np.int8, segment.rows, self.record.width)
+        scales = self._array("scales", segment.number, np.float32, segment.rows)
+        # The kernel reads one row after the other.
+        return ranking.CodedVectors(np.ascontiguousarray(codes), scales, segment.error)
 
     def _mapped(self, name: str) -> mmap.mmap:
         """Open a file of the folder, which stays readable when a change removes it."""
-        try:
-            with (self.folder / name).open("rb") as file:
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise self._damaged(f"{name}: {error}") from error
+        with self._reading(name), (self.folder / name).open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def texts(self, rows: Iterable[int]) -> list[str]:
         """Return the texts of documents by row."""
@@ -214,11 +226,8 @@ class Index:
             position = int(np.searchsorted(self.vectors.starts, row, "right")) - 1
             inner = row - int(self.vectors.starts[position])
             begin, end = map(int, self.offsets[position][inner : inner + 2])
-            try:
+            with self._reading(f"texts-{self.record.segments[position].number}.jsonl"):
                 texts.append(json.loads(self._texts[position][begin:end])["text"])
-            except (ValueError, TypeError, KeyError) as error:
-                number = self.record.segments[position].number
-                raise self._damaged(f"texts-{number}.jsonl: {error}") from error
         return texts
 
     # ---- search ----
@@ -243,15 +252,16 @@ class Index:
             return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         if not exact and any(segment.graph for segment in self.record.segments):
             return self._approximate(queries, k)
-        if self.record.stored == "binary":
-            return ranking.search_signs(
-                queries, self._signs, self.vectors, k, self.ids, self.deleted
-            )
-        if ranking.reads_codes(len(queries)) and any(self._codes):
-            return ranking.search_codes(
-                queries, self._codes, self.vectors, k, self.ids, self.deleted
-            )
-        return top_k(queries, self.vectors, k, names=self.ids, deleted=self.deleted)
+        with self._reading("vectors"):  # with infinite components, of which few have a score
+            if self.record.stored == "binary":
+                return ranking.search_signs(
+                    queries, self._signs, self.vectors, k, self.ids, self.deleted
+                )
+            if ranking.reads_codes(len(queries)) and any(self._codes):
+                return ranking.search_codes(
+                    queries, self._codes, self.vectors, k, self.ids, self.deleted
+                )
+            return top_k(queries, self.vectors, k, names=self.ids, deleted=self.deleted)
 
     def _approximate(self, queries: NDArray[np.float32], k: int) -> Found:
         """Search graphs, and segments without one exactly; all candidates are scored exactly.
@@ -262,17 +272,17 @@ class Index:
         nearest = Nearest(k, score, np.zeros(len(queries)), self.ids)
         for position, segment in enumerate(self.record.segments):
             start, gone = int(self.vectors.starts[position]), self.deleted_in(position)
-            if segment.graph:
-                # A graph is approximate and does not know of deletions: more candidates for both.
-                depth = min(segment.rows, 2 * k + int(gone.sum()))
-                matches = self._graph(segment.number).search(queries, depth)
-                rows = matches.keys.reshape(len(queries), -1).astype(np.int64)
-                # Of several queries one may have fewer: the rest of its keys are no matches.
-                counts = np.reshape(getattr(matches, "counts", rows.shape[1]), (-1, 1))
-                rows = np.where(np.arange(rows.shape[1]) < counts, rows, -1)
-            else:
-                rows = np.tile(np.arange(segment.rows), (len(queries), 1))
-            numbers, columns = np.nonzero((rows >= 0) & ~gone[rows])
+            rows = np.tile(np.arange(segment.rows), (len(queries), 1))
+            with self._reading(f"graph-{segment.number}.usearch"):
+                if segment.graph:
+                    # Approximate, and without knowledge of deletions: more candidates for both.
+                    depth = min(segment.rows, 2 * k + int(gone.sum()))
+                    matches = self._graph(segment.number).search(queries, depth)
+                    rows = matches.keys.reshape(len(queries), -1).astype(np.int64)
+                    # Of several queries one may have fewer: the rest of its keys are no matches.
+                    counts = np.reshape(getattr(matches, "counts", rows.shape[1]), (-1, 1))
+                    rows = np.where(np.arange(rows.shape[1]) < counts, rows, -1)
+                numbers, columns = np.nonzero((rows >= 0) & ~gone[rows])
             indices = rows[numbers, columns] + start
             nearest.queries = np.concatenate([nearest.queries, numbers])
             nearest.rows = np.concatenate([nearest.rows, indices])
@@ -285,10 +295,7 @@ class Index:
             return self._graphs[number]
         with optional("search", "a graph of vectors"):
             from usearch.index import Index as Graph
-        try:
-            graph = Graph.restore(self.folder / f"graph-{number}.usearch", view=True)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise self._damaged(f"graph-{number}.usearch: {error}") from error
+        graph = Graph.restore(self.folder / f"graph-{number}.usearch", view=True)
         return self._graphs.setdefault(number, graph)
 
     @functools.cached_property
@@ -304,10 +311,9 @@ class Index:
             raise ConfigError("the index was built without BM25", where="mode", fix=fix)
         with optional("search", "BM25"):
             import bm25s
-        try:
-            return bm25s.BM25.load(self.folder / f"bm25-{self.record.bm25}", mmap=True)
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            raise self._damaged(f"bm25-{self.record.bm25}: {error}") from error
+        # numba, which the file could ask for, reads beyond the ends of arrays.
+        folder = self.folder / f"bm25-{self.record.bm25}"
+        return bm25s.BM25.load(folder, mmap=True, backend="numpy")
 
     @checked
     def search(  # noqa: PLR0913 – one option per question
@@ -396,7 +402,8 @@ class Index:
                 best = sorted(sums, key=lambda pair: (pair[0], ids[pair[1]]), reverse=True)
             texts = self.texts([row for _, row in best[: count if reranker else k]])
             documents = zip(best, texts, strict=False)
-            ranked = [Hit(self.ids[row].decode(), score, text) for (score, row), text in documents]
+            with self._reading("ids"):
+                ranked = [Hit(self.ids[row].decode(), x, text) for (x, row), text in documents]
             if reranker and ranked:
                 scored = reranker((query, [hit.text for hit in ranked]))
                 ranked = ordered(ranked, scored.logits)[:k]
@@ -405,8 +412,9 @@ class Index:
 
     def by_words(self, query: str, count: int) -> list[tuple[float, int]]:
         names = self.ids[self.live]
-        scores, rows = ranking.search_bm25(self.words, query, count, names)
-        return list(zip(scores.tolist(), self.live[rows].tolist(), strict=True))
+        with self._reading(f"bm25-{self.record.bm25}"):
+            scores, rows = ranking.search_bm25(self.words, query, count, names)
+            return list(zip(scores.tolist(), self.live[rows].tolist(), strict=True))
 
     @functools.cached_property
     def live(self) -> NDArray[np.int64]:
@@ -421,14 +429,12 @@ class Index:
     def documents(self, position: int) -> Iterator[tuple[str, str]]:
         """Yield ids and texts of the documents of a segment that count."""
         number, deleted = self.record.segments[position].number, self.deleted_in(position)
-        try:
-            with (self.folder / f"texts-{number}.jsonl").open("rb") as file:
-                for line, gone in zip(file, deleted, strict=True):
-                    if not gone:
-                        values = json.loads(line)
-                        yield values["id"], values["text"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._damaged(f"texts-{number}.jsonl: {error}") from error
+        name = f"texts-{number}.jsonl"
+        with self._reading(name), (self.folder / name).open("rb") as file:
+            for line, gone in zip(file, deleted, strict=True):
+                if not gone:
+                    values = json.loads(line)
+                    yield values["id"], values["text"]
 
 
 def open_embedder(

@@ -24,6 +24,7 @@ constant memory: with unit vectors u, Σ_{i≠j} u_i·u_j = |Σ u|² − n.
 
 from __future__ import annotations
 
+import tokenize
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +50,11 @@ QUERIES = 256
 """Queries that are compared at once."""
 DOUBTFUL = 2**18
 """Rows in doubt from which they are scored exactly at once, such as those of equal documents."""
+ARRAY_FAULTS = (
+    OSError, ValueError, EOFError, TypeError, OverflowError, RecursionError, SyntaxError,
+    tokenize.TokenError,
+)  # fmt: skip
+"""What numpy raises for a damaged .npy file, whose header is a Python expression."""
 LOWEST = np.float32(np.finfo(np.float32).min)
 Score = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
 Found = tuple[Float32[np.ndarray, "queries k"], Int64[np.ndarray, "queries k"]]
