@@ -97,6 +97,15 @@ def test_a_link_to_a_file_stays_one(tmp_path):
         assert (tmp_path / "data" / "file").read_text() == text
 
 
+def test_a_link_in_place_of_the_hidden_file_is_not_written_through(tmp_path):
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / ".writing-new-a").symlink_to("other")
+    replace_text(tmp_path / "a", "text")
+    assert (tmp_path / "other").read_text() == "precious"
+    assert (tmp_path / "a").read_text() == "text"
+    assert not (tmp_path / "a").is_symlink()
+
+
 def test_a_link_to_a_folder_stays_one(tmp_path):
     (tmp_path / "disk" / "model").mkdir(parents=True)
     (tmp_path / "link").symlink_to("disk/model")

@@ -1,5 +1,6 @@
 """A folder is one process' at a time, and free again however that process ended."""
 
+import contextlib
 import os
 import platform
 import shutil
@@ -69,6 +70,17 @@ def test_nothing_is_left_but_the_lock(tmp_path):
 def write_and_fail(folder: Path) -> None:
     (folder / "more").touch()
     raise ValueError("refused")
+
+
+@pytest.mark.parametrize("name", [".lock", ".owner.json"])
+def test_a_link_in_a_folder_that_others_made_is_not_written_through(tmp_path, name):
+    (tmp_path / "other").write_text("precious")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path / "other")
+    with contextlib.suppress(ResourceError), lock_folder(folder):  # the lock itself is refused
+        pass
+    assert (tmp_path / "other").read_text() == "precious"
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path):

@@ -196,6 +196,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     hidden = target.with_name(f"{HIDDEN}new-{target.name}")
     with errors.os_errors(path, _FIX):
         try:
+            hidden.unlink(missing_ok=True)  # in a folder that others made, a link to any file
             write(hidden)
             _flush(hidden)
             hidden.replace(target)
@@ -477,6 +478,7 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
     try:
         with errors.os_errors(folder, "Choose another folder."):
             record = json.dumps({"pid": os.getpid(), "host": platform.node()})
+            (folder / OWNER).unlink(missing_ok=True)  # which may be a link to any file
             (folder / OWNER).write_text(record, encoding="utf8")
         yield folder
     except BaseException:
