@@ -160,12 +160,13 @@ def change(path: list[str], value: Any) -> Callable[[dict[str, Any]], None]:
 DOUBLE = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}
 TEMPLATE = {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}
 A, B = ({"Sequence": {"id": id, "type_id": type}} for type, id in enumerate("AB"))
-BEYOND = {
-    **TEMPLATE,
-    "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, A],
-    "pair": [A, B],
-    "special_tokens": {"[X]": {"id": "[X]", "ids": [10**6], "tokens": ["[X]"]}},
-}
+
+
+def beyond(id: int) -> dict[str, Any]:
+    """Return a template with an id that no token has."""
+    tokens = {"[X]": {"id": "[X]", "ids": [id], "tokens": ["[X]"]}}
+    single = [{"SpecialToken": {"id": "[X]", "type_id": 0}}, A]
+    return {**TEMPLATE, "single": single, "pair": [A, B], "special_tokens": tokens}
 
 
 @pytest.mark.parametrize(("spoil", "message"), [
@@ -175,7 +176,8 @@ BEYOND = {
         "its normaliser makes up to 17,179,869,184 characters of one",
     ),
     (change(["post_processor"], TEMPLATE), "its post-processor"),
-    (change(["post_processor"], BEYOND), "adds the id 1000000, which no token has"),
+    (change(["post_processor"], beyond(10**6)), "adds the id 1000000, which no token has"),
+    (change(["post_processor"], beyond(4 * 10**9)), "its post-processor"),
     # The tokenizer's own text has a place for every id up to the largest, 16 GB for these.
     (change(["model", "vocab", "far"], 4 * 10**9), "has ids up to 4,000,000,000"),
 ])  # fmt: skip
@@ -189,6 +191,21 @@ def test_a_hostile_tokenizer_is_refused_without_much_memory(tmp_path, spoil, mes
     with pytest.raises(BothwaysError, match=message):
         Tokenizer.load(tmp_path / "b")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10**6  # kilobytes
+
+
+def test_padding_of_a_file_is_never_applied(tmp_path):
+    tokenizer = Tokenizer.load(write_vocabulary(tmp_path / "a"))
+    tokenizer.save(tmp_path / "b")
+    spec = json.loads((tmp_path / "b" / "tokenizer.json").read_text())
+    spec["padding"] = {
+        "strategy": {"Fixed": 10**7}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]",
+    }  # fmt: skip
+    (tmp_path / "b" / "tokenizer.json").write_text(json.dumps(spec))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loaded = Tokenizer.load(tmp_path / "b")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10**5  # kilobytes
+    assert loaded.backend.encode("a").ids == tokenizer.backend.encode("a").ids
 
 
 @pytest.mark.parametrize("content", [

@@ -198,7 +198,7 @@ class Tokenizer:
             tokenizer._divided.get_vocab_size()  # MeCab and its dictionary are installed, if needed
             try:
                 ids = [id for gap in tokenizer.template.gaps for id in gap.ids.tolist()]
-            except (ValueError, IndexError, StopIteration) as error:
+            except (ValueError, IndexError, StopIteration, OverflowError) as error:
                 message = "its post-processor does not keep the text between special tokens"
                 raise TokenizerError(message, where=path, fix=AGAIN) from error
         if any(not 0 <= id < tokenizer.size for id in ids):

@@ -157,13 +157,12 @@ def _ends(
 
 
 def finish(backend: classes.Backend, specials: classes.Specials) -> classes.Backend:
-    """Mark special tokens, disable truncation and padding, and add a template if there is none."""
+    """Mark special tokens, disable truncation, and add a template if there is none."""
     contents = [backend.id_to_token(id) for id in asdict(specials).values()]
     added = backend.get_added_tokens_decoder().values()
     special = {token.content for token in added if token.special}
     backend.add_special_tokens([_special(c) for c in contents if c not in special])
     backend.no_truncation()
-    backend.no_padding()
     if backend.post_processor is None:
         backend.post_processor = classes.bert().around(_ends(backend, specials))
     return backend
@@ -259,6 +258,7 @@ def _open(
             return _from_merges(file, config, tokenizer_class)
         case _:
             backend = parse_backend(read_utf8(file, TokenizerError), file)
+            backend.no_padding()  # before any text is encoded: to 10⁹ tokens would end the process
             dropout = getattr(backend.model, "dropout", None)
             if dropout:
                 message = f"its BPE drops merges at random ({dropout:g}): ids differ each time"
