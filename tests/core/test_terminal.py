@@ -8,6 +8,8 @@ import pytest
 from bothways.core.errors import DataError, ResourceError, optional, require
 from bothways.core.files import read_json, read_object
 from bothways.core.progress import error_console
+from bothways.core.report.sections import TableSection
+from bothways.core.report.terminal import render_report
 from bothways.core.terminal import (
     ErrorStream,
     listed,
@@ -33,6 +35,15 @@ def test_names_between_colons_are_no_pictures(capsys):
     say(output_console(), "a :smile: [b]")
     say(error_console(), "a :smile: [b]")
     assert [*capsys.readouterr()] == ["a :smile: [b]\n"] * 2
+
+
+def test_control_characters_of_labels_do_not_reach_tables(capsys):
+    section = TableSection("a \x1b]0;b\x07", ["\x1b[2Jc"], [["d\x9b2J"]], note="\x1b[1me")
+    output_console().print(render_report(section))
+    printed = capsys.readouterr().out
+    assert printed.isascii() or not {"\x1b", "\x07", "\x9b"} & {*printed}
+    assert r"\x1b[2Jc" in printed
+    assert not {"\x1b", "\x07", "\x9b"} & {*printed}
 
 
 def test_a_closed_standard_error_discards_and_has_no_descriptor():

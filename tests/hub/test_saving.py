@@ -92,14 +92,14 @@ def test_what_the_label_head_is_for_is_kept(problem, tmp_path):
 
 def test_the_folder_holds_a_card_and_a_record(tmp_path):
     settings = {"steps": 10, "text": "a | b\nc"}
-    card = Card("A | model\nof mine", "For what.", settings, {"accuracy": 0.87654})
+    card = Card("A | model\nof mine", "For\n<b> \x1b[2J.", settings, {"accuracy": 0.87654})
     save_model(tmp_path / "ours", own("ForMaskedLM"), card=card)
     lines = (tmp_path / "ours" / "README.md").read_text(encoding="utf8").splitlines()
     assert lines[0] == "---"
     assert {
         "pipeline_tag: fill-mask",
         "# A | model of mine",
-        "For what.",
+        r"For &lt;b> \x1b[2J.",
         "| steps | 10 |",
         r"| text | a \| b c |",
         "| accuracy | 0.8765 |",

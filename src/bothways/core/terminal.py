@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.segment import Segment
 
 # C0 and C1 control characters except tab and newline, DEL, overrides of the writing direction,
 # and lone surrogates, which no encoding can write.
@@ -80,6 +81,7 @@ def output_console() -> Console:
 
     A file or a pipe gets lines of 80 characters, unless COLUMNS gives another number, whether or
     not another stream is a terminal. A reader that ends is an error here as it is for `print`.
+    Control characters in texts, such as the labels of a model, are escaped.
 
     Raises:
         BrokenPipeError: while printing, the reader has ended.
@@ -90,6 +92,11 @@ def output_console() -> Console:
         def on_broken_pipe(self) -> None:
             """Raise the error again: rich would exit with status 1."""
             raise BrokenPipeError
+
+        def render(self, *arguments: Any) -> Iterable[Segment]:
+            """Escape control characters; those of rich itself are in segments of their own."""
+            for segment in super().render(*arguments):
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     fixed = not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal()
     return Output(width=80 if fixed else None, emoji=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bothways._version import __version__
 from bothways.core.errors import Finding
+from bothways.core.terminal import printable
 from bothways.hub.static_embedding import STATIC
 from bothways.model.config import EncoderConfig
 from bothways.model.families.family import Architecture
@@ -81,7 +82,7 @@ def render_card(card: Card, architecture: Architecture) -> str:
     limits = "".join(f"- {_line(limit)}\n" for limit in card.limits)
     body = [
         f"# {_line(card.title)}",
-        card.summary,
+        _line(card.summary),
         usage,
         _table("Metrics", {metric: f"{value:.4g}" for metric, value in card.metrics.items()}),
         (_LIMITS + limits).rstrip() if limits else "",
@@ -107,7 +108,8 @@ def _cell(value: object) -> str:
 
 
 def _line(value: object) -> str:
-    return " ".join(str(value).split())
+    # Labels and names of files may hold anything.
+    return " ".join(printable(str(value)).split()).replace("<", "&lt;")
 
 
 def limits_of_finetuned(
