@@ -1,7 +1,9 @@
 """Whatever a request does to the model's thread, the other requests are answered, and the probes tell the truth."""
 
+import contextlib
 import logging
 import math
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +16,7 @@ from bothways.core.errors import ResourceError
 from bothways.serving import run
 from bothways.serving.app import App, app
 from bothways.serving.batcher import Batcher, Ticket
-from bothways.serving.errors import RequestError
+from bothways.serving.errors import Limits, RequestError
 from running_server import classify, running, wait_for
 from toy_predictors import TASKS
 
@@ -168,3 +170,27 @@ def test_a_server_whose_model_thread_has_ended_says_so_and_ends(predictors, monk
     thread.join(20)
     assert caught.value.where == "serve"
     assert caught.value.what == "the thread of the model has ended"
+
+
+def test_bodies_that_never_end_leave_memory_and_room_for_others(predictors):
+    application = app(predictors, limits=Limits(body_bytes=100_000))
+    head = (
+        "POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        "content-length: 100000\r\n\r\n"
+    )
+    large = b'{"inputs": "%s"}' % (b"a" * 80_000)
+    with running(application) as url, contextlib.ExitStack() as clients:
+        address = httpx.URL(url)
+        for _ in range(16):
+            client = clients.enter_context(socket.create_connection((address.host, address.port)))
+            client.sendall(head.encode() + b" " * 99_000)
+        wait_for(lambda: application._held == 16 * 99_000)
+        json = {"content-type": "application/json"}
+        refused = httpx.post(f"{url}/classify", content=large, headers=json)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert classify(url).status_code == 200
+        clients.close()
+        wait_for(lambda: application._held == 0)
+        assert httpx.post(f"{url}/classify", content=large, headers=json).status_code == 200
+    assert application._held == 0

@@ -45,6 +45,7 @@ class Exchange:
         request_headers: of the request, by names in lower case.
         route: for metrics: a path of the table, never one that a client made up.
         size: bytes of the body by its header; None if there is none.
+        held: bytes of the body that were read.
         start: by `time.perf_counter`.
         deadline: by `time.monotonic`, once the body has been read.
         model, texts, tokens, cut: of the answer, once known.
@@ -58,6 +59,7 @@ class Exchange:
     route: str = "unknown"
     start: float = field(default_factory=time.perf_counter)
     deadline: float = math.inf
+    held: int = 0
     model: str = ""
     texts: int = 0
     tokens: int = 0
@@ -79,12 +81,17 @@ class ClientLeft(Exception):
 
 
 async def read_body(
-    headers: Mapping[str, str], receive: Receive, limits: Limits, size: int = 0
+    headers: Mapping[str, str],
+    receive: Receive,
+    limits: Limits,
+    size: int = 0,
+    hold: Callable[[int], RequestError | None] = lambda _: None,
 ) -> bytes:
     """Return the body of a request, which says that it is plain JSON in UTF-8.
 
     Args:
         size: the bytes of the body by its header.
+        hold: returns the refusal of so many more bytes, if there is no room.
 
     Raises:
         RequestError: it says something else, is too large or comes too slowly.
@@ -109,7 +116,7 @@ async def read_body(
         await _discard(receive)
     limits.check("body_bytes", "bytes", size)
     try:
-        return await asyncio.wait_for(_read(receive, limits), limits.body_seconds)
+        return await asyncio.wait_for(_read(receive, limits, hold), limits.body_seconds)
     except asyncio.TimeoutError:
         message = f"the body took more than {limits.body_seconds:g} s (body_seconds)"
         raise RequestError("request_timeout", message) from None
@@ -141,9 +148,11 @@ def json_object(data: bytes, url: bytes) -> dict[str, Any]:
     return body
 
 
-async def _read(receive: Receive, limits: Limits) -> bytes:
+async def _read(
+    receive: Receive, limits: Limits, hold: Callable[[int], RequestError | None]
+) -> bytes:
     """Return a whole body."""
-    chunks, size = [], 0
+    chunks, size = list[bytes](), 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -153,6 +162,11 @@ async def _read(receive: Receive, limits: Limits) -> bytes:
         if size > limits.body_bytes and message.get("more_body", False):
             await _discard(receive)
         limits.check("body_bytes", "bytes", size)
+        if (refusal := hold(len(chunk))) is not None:
+            chunks.clear()
+            if message.get("more_body", False):
+                await _discard(receive)
+            raise refusal
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
