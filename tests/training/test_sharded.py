@@ -174,3 +174,20 @@ def test_parts_of_another_model_do_not_fit(two):
     other.inner = nn.Linear(8, 9)
     with pytest.raises(CheckpointError, match=r"inner.bias is \[8\], not \[9\]"):
         saved_state.load_weights(newest, other)
+
+
+@pytest.mark.parametrize(("module", "name"), [
+    ("posix", "mkdir"), ("torch.distributed.checkpoint.filesystem", "os.mkdir"), ("torch", "load"),
+])  # fmt: skip
+def test_a_table_of_contents_runs_no_code(tmp_path, module, name):
+    texts = (module, name, str(tmp_path / "made"))
+    module_, name_, target = (b"\x8c" + bytes([len(text)]) + text.encode() for text in texts)
+    folder = tmp_path / "step-1"
+    (folder / saved_state.SHARDS).mkdir(parents=True)
+    # Protocol 4: a function by its module and name, and a call of it.
+    call = b"\x80\x04" + module_ + name_ + b"\x93" + target + b"\x85R."
+    (folder / saved_state.SHARDS / ".metadata").write_bytes(call)
+    with pytest.raises(CheckpointError, match="may run code") as caught:
+        saved_state._metadata(folder)
+    assert caught.value.where == folder
+    assert not (tmp_path / "made").exists()
