@@ -324,10 +324,11 @@ def _error_of_a_rank() -> Iterator[None]:
 
 _CONTENTS = {
     "Metadata", "StorageMeta", "ChunkStorageMetadata", "MetadataIndex", "TensorStorageMetadata",
-    "BytesStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING", "_StorageInfo",
+    "TensorProperties", "_MEM_FORMAT_ENCODING", "_StorageInfo",
     "_get_layout", "Size", "Path", "PosixPath", "WindowsPath",
 }  # fmt: skip
-"""The names in torch's table of contents, next to types of numbers."""
+"""The names in torch's table of contents, next to types of numbers. A table of tensors alone: torch
+reads any other value by an unpickler, too."""
 
 
 class _Contents(pickle.Unpickler):
