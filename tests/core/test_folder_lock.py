@@ -67,6 +67,23 @@ def test_nothing_is_left_but_the_lock(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("lock", [lock_folder, replace_folder])
+def test_a_lock_is_released_where_open_files_cannot_be_deleted(tmp_path, monkeypatch, lock):
+    unlink = Path.unlink
+
+    def unlink_closed(path: Path, missing_ok: bool = False) -> None:
+        if path.name in {LOCK, ".writing-use-a"}:
+            raise PermissionError(13, "is used by another process", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink_closed)
+    with pytest.raises(ValueError, match="refused"), lock(tmp_path / "a"):
+        raise ValueError("refused")
+    with lock(tmp_path / "a") as folder:
+        (folder / "file").touch()
+    assert (tmp_path / "a" / "file").exists()
+
+
 def write_and_fail(folder: Path) -> None:
     (folder / "more").touch()
     raise ValueError("refused")

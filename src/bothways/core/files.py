@@ -150,7 +150,9 @@ def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
             raise
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
-            Path(lock.lock_file).unlink(missing_ok=True)  # while it is held, as `lock_folder` does
+            # While it is held, as `lock_folder` does; Windows, where `release` deletes it, refuses.
+            with contextlib.suppress(PermissionError):
+                Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
 
 
@@ -485,8 +487,8 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
         (folder / OWNER).unlink(missing_ok=True)
         new = LOCK not in previous and folder.is_dir()
         if new and {file.name for file in folder.iterdir()} == previous | {LOCK}:
-            (folder / LOCK).unlink()  # while it is held: another process finds it, or a new one
-            with contextlib.suppress(OSError):  # not empty
+            with contextlib.suppress(OSError):  # not empty, or Windows, which keeps open files
+                (folder / LOCK).unlink()  # while it is held: another process finds it, or a new one
                 for path in created:
                     path.rmdir()
         raise
