@@ -4,8 +4,10 @@ import json
 import logging
 import os
 import resource
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +94,28 @@ def test_a_server_may_open_as_many_files_as_it_may_have_connections(films):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert allowed[0] > 2 * DEFAULT_LIMITS.connections
+
+
+def test_a_server_needs_nothing_that_windows_lacks(films, monkeypatch):
+    answers: list[bytes] = []
+    for name in ("SIGHUP", "SIGPIPE"):
+        monkeypatch.delattr(signal, name)
+    monkeypatch.delattr(select, "poll")
+    monkeypatch.setitem(sys.modules, "resource", None)
+
+    def ask(address: tuple[str, int]) -> None:
+        try:
+            with socket.create_connection(address, 30) as client:
+                client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                client.shutdown(socket.SHUT_WR)
+                answers.append(b"".join(iter(lambda: client.recv(4096), b"")))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with run.bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as pool:
+        application = run.open_app({"films": (str(films), None)})
+        run.run_server(application, bound, opened=lambda: pool.submit(ask, bound.getsockname()))
+    assert b"HTTP/1.1 200 OK" in answers[0]
 
 
 def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import re
-import resource
 import select
 import signal
 import socket
@@ -261,7 +260,8 @@ class Connection(HttpToolsProtocol):
         self.cycle.keep_alive = False
         if self.cycle.scope["http_version"] != "1.0" and not self.cycle.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._look_for_reset()
+        if hasattr(select, "poll"):  # on Windows one that has left is noticed by its answer alone
+            self._look_for_reset()
         return True
 
     def _look_for_reset(self) -> None:
@@ -573,15 +573,19 @@ def run_server(
         ResourceError: the thread of the models has ended, so that nothing is answered any more.
     """
     server = Server(app, delay, opened)
-    # The usual 1,024 files are fewer than a burst of connections: each that is accepted beyond
-    # them would be a traceback in the log, not a refusal.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = app.limits.connections + SPARE_CONNECTIONS + server.config.backlog + OTHER_FILES
-    files = files if hard == resource.RLIM_INFINITY else min(files, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, server.handle_exit)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        import resource
+
+        # The usual 1,024 files are fewer than a burst of connections: each that is accepted beyond
+        # them would be a traceback in the log, not a refusal.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = app.limits.connections + SPARE_CONNECTIONS + server.config.backlog
+        files += OTHER_FILES
+        files = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            signal.signal(signal.SIGHUP, server.handle_exit)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with logged_as_json(requests=requests):
         asyncio.run(server.serve([bound]))
         if server.fault is not None:
