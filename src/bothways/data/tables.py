@@ -630,10 +630,7 @@ def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the classes of each column that holds classes, or lists of them."""
     from datasets import ClassLabel
 
-    kinds = {
-        name: kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)
-        for name, kind in features.items()
-    }  # a list of one is that of datasets before 4
+    kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
     return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
 
 
