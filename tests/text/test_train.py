@@ -161,9 +161,10 @@ def test_unigram_pieces_are_probable_short_and_plain():
     assert any(token != token.lower() for token in cased if "[" not in token)
 
 
-@pytest.mark.parametrize(("asked", "made"), [(318, 318), (400, 368)])
-def test_unigram_keeps_its_size_until_the_trainer_finds_no_more(asked, made):
-    assert train_vocabulary(TEXT, Unigram(size=asked)).size == made
+def test_unigram_keeps_its_size_until_the_trainer_finds_no_more():
+    assert train_vocabulary(TEXT, Unigram(size=318)).size == 318
+    # 350 tokens with tokenizers 0.22, 368 with 0.23.
+    assert 318 < train_vocabulary(TEXT, Unigram(size=400)).size < 400
 
 
 def test_unigram_leaves_rare_characters_out(monkeypatch):
