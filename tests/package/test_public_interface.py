@@ -123,7 +123,8 @@ def test_columns_are_named_as_the_advice_says(place):
         (lambda: bothways.load(None), r"^folder: must be a text or a path, not NoneType"),
         (lambda: bothways.save_model(bothways, "folder"), r"^folder: must be .* path, not module"),
         (lambda: bothways.load("x", "classify", precision=3), r"^precision: unknown"),
-        (lambda: bothways.load("x" * 300), r"config\.json: is longer than"),
+        # From Python 3.14 on, a path whose name is too long does not exist.
+        (lambda: bothways.load("x" * 300), r"config\.json: is longer than|: no such folder"),
         (lambda: bothways.finetune("x", [], folds=2.5), r"^folds: .* not 2\.5"),
         (
             lambda: bothways.finetune("x", [], resume="no"),
@@ -146,7 +147,10 @@ def test_columns_are_named_as_the_advice_says(place):
             "text 1: has no column 'text'; it has body\n.*: column=NAME",
         ),
         (lambda: bothways.build_corpus(["a dog"], "x", "y"), r"rows: \[{\"text\": \"…\"}\]"),
-        (lambda: bothways.build_corpus(["a dog " * 999], "x", "y"), r"^a dog.{60,80} …: cannot"),
+        (
+            lambda: bothways.build_corpus(["a dog " * 999], "x", "y"),
+            r"^a dog.{60,80} …: (cannot|no )",
+        ),
         (lambda: bothways.build_corpus([{"text": "a"}], "x", "y", boundary="line"), "^boundary:"),
         (lambda: bothways.train_tokenizer(["a"], column="body"), "^column: does nothing"),
         (lambda: bothways.build_corpus([], pandas.DataFrame(), "y"), "^tokenizer: .* DataFrame"),
