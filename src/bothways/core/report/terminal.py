@@ -257,6 +257,12 @@ class FittedTable:
     framed: bool = False
     total: bool = False
 
+    def __post_init__(self) -> None:
+        """Escape control characters, before widths are measured."""
+        escaped = [[*map(printable, row)] for row in self.rows]
+        object.__setattr__(self, "columns", [*map(printable, self.columns)])
+        object.__setattr__(self, "rows", escaped)
+
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
