@@ -187,11 +187,11 @@ class Index:
         return FolderError(f"the index is damaged: {fault}", where=self.folder, fix=_FIX)
 
     @contextlib.contextmanager
-    def _reading(self, file: str) -> Iterator[None]:
+    def _reading(self, file: str, faults: tuple[type[Exception], ...] = _FAULTS) -> Iterator[None]:
         """Turn what numpy, usearch and bm25s raise for a damaged file into a FolderError."""
         try:
             yield
-        except _FAULTS as error:
+        except faults as error:
             raise self._damaged(f"{file}: {error}") from error
 
     def _array(self, name: str, number: int, kind: type, *shape: int | None) -> NDArray[Any]:
@@ -252,7 +252,8 @@ class Index:
             return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         if not exact and any(segment.graph for segment in self.record.segments):
             return self._approximate(queries, k)
-        with self._reading("vectors"):  # with infinite components, of which few have a score
+        # Of vectors with infinite components fewer than k have a score.
+        with self._reading("vectors", (ValueError,)):
             if self.record.stored == "binary":
                 return ranking.search_signs(
                     queries, self._signs, self.vectors, k, self.ids, self.deleted
