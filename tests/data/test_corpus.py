@@ -719,5 +719,5 @@ def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokeni
     ):
         with pytest.raises(DataError, match=message) as error:
             write_corpus(texts, tokenizer, tmp_path / "c", cleaning=cleaning)
-        assert (f"such as {step}=none" in str(error.value.fix)) == (step is not None)
+        assert (f'such as {step}="none"' in str(error.value.fix)) == (step is not None)
     assert not (tmp_path / "c").exists()

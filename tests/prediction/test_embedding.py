@@ -229,7 +229,7 @@ def test_encode_leaves_no_second_text_out(place):
         ("predict bert sts.tsv --out p.json", r"^out: 'p\.json' has no format of predictions"),
         ("predict bert sts.tsv --out p.csv.gz", r"(?s)^out: 'p\.csv\.gz' .*: p\.jsonl, \.csv"),
         ("evaluate bert sts.tsv --task embed --report p.csv", "^report: 'p.csv' must end in .html"),
-        ("predict bert sts.tsv --out p.CSV", r"^out: 'p\.CSV' has no format of predictions"),
+        ("predict bert sts.tsv --out p.arrow", r"^out: 'p\.arrow' has no format of predictions"),
         ("predict bert texts.txt --task fill", r"^texts\.txt:1: the text has no \[MASK\]"),
         ("evaluate bert masks.txt --task likelihood", r"^masks\.txt:1: the text has a \[MASK\]"),
         ("evaluate bert texts.txt --task embed", r"texts\.txt"),

@@ -50,6 +50,8 @@ def test_the_own_shape_is_a_line_of_predict(url, predictors, name):
     kind = NAMES.get(name, name)
     inputs = TASKS[name][1][:5]
     expected = [line(predictors[kind](item)) for item in inputs]
+    if kind == "answer":  # numbered in their request
+        expected = [answer | {"id": str(number)} for number, answer in enumerate(expected, 1)]
     assert post(f"{url}/{kind}", {"inputs": inputs}) == expected
     assert post(f"{url}/models/{kind}/{kind}", {"inputs": [inputs[0]]}) == expected[:1]
     one = inputs[0]
