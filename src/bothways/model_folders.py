@@ -446,7 +446,7 @@ def average(models: str | Path | Iterable[str | Path], out: str | Path) -> list[
 
     Args:
         models: model folders, folders of runs or Hub ids, of one shape, vocabulary and labels; or
-            checkpoints of finished runs (`run/step-1000`), of which one alone becomes a model; or
+            checkpoints of finished runs (`run/step-1000`), also a single one; or
             one run, for all its checkpoints.
         out: the new model folder.
 

@@ -412,7 +412,7 @@ def separator_advice(names: Many[str]) -> str | None:
 
 
 def holds_lines(source: str) -> bool:
-    """Whether a .json file has an object on each line, as pandas, datasets and CLUE write it."""
+    """Return True for a .json file with an object per line, as pandas and datasets write it."""
     with contextlib.closing(text_io.read_lines(source, split=True)) as lines:
         filled = ((number, line.strip()) for number, line in lines if line.strip())
         (first, line), (second, next_line) = next(filled, (0, "")), next(filled, (0, ""))

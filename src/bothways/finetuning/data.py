@@ -114,7 +114,7 @@ def examine(  # noqa: PLR0913 – what a run knows of its data and its model
             whole, if that is more.
         max_positions: maximum length of the model; None means `length`.
         usual_length: the length of the model that is trained further; None for the task's own.
-        labels: those of the training data, in the order of the model's; empty for the task's order.
+        labels: the labels of the training data in the model's order; empty for the task's order.
     """
     task = task.adapted(train)
     labels, usual = labels or task.labels(train), usual_length or task.length

@@ -226,7 +226,7 @@ def prepare_run(
 def _head_to_keep(
     settings: FinetuneConfig, task: Any, labels: tuple[str, ...]
 ) -> tuple[bool, tuple[str, ...], list[Finding]]:
-    """Return whether the run trains the folder's head further, its labels in order, and a note.
+    """Decide if the run trains the folder's head further; return this, the labels, and a note.
 
     It does where the folder opens for the task, with the labels of the data.
     """
@@ -247,7 +247,7 @@ def _head_to_keep(
             message = "the head of the model is trained further: it is for the same task and labels"
             message += f"; {setting('fresh', 'head')} starts it at random"
             return True, own if len(own) > 1 else labels, [Finding("heads", "note", message)]
-        reason = f"its labels are {listed(own, 5)}, those of the data {listed(labels, 5)}"
+        reason = f"its labels are {listed(own, 5)}, and the data has {listed(labels, 5)}"
     message = f"the head of the model is not used, and a new one starts at random: {reason}"
     return False, labels, [Finding("heads", "note", message)]
 

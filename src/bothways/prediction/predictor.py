@@ -528,7 +528,7 @@ class Predictor:
         return result
 
     def similarity_pairwise(self, first: Any, second: Any) -> Float32[np.ndarray, " pairs"]:
-        """Return the similarity of each of the first texts or vectors with that beside it.
+        """Return the similarity of pairs: the first with the first, the second with the second …
 
         Raises:
             ConfigError: the predictor was opened for another task.

@@ -91,7 +91,7 @@ async def read_body(
 
     Args:
         size: the bytes of the body by its header.
-        hold: returns the refusal of so many more bytes, if there is no room.
+        hold: counts further bytes; returns the refusal if they exceed the memory of bodies.
 
     Raises:
         RequestError: it says something else, is too large or comes too slowly.

@@ -198,7 +198,7 @@ class Connection(HttpToolsProtocol):
     _half_closed: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the first timer; close a connection for which there is no room at all."""
+        """Start the first timer; close a connection beyond the spare ones."""
         super().connection_made(transport)
         # Or the last 64 KiB of an answer that nobody reads would keep the connection for ever.
         transport.set_write_buffer_limits(high=0)

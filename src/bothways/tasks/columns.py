@@ -19,13 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from bothways.core.errors import DataError, argument, setting
 from bothways.core.files import surrogate_in
 from bothways.core.terminal import listed
-from bothways.data.tables import (
-    Table,
-    closed_on_error,
-    open_table,
-    plain_value,
-    separator_advice,
-)
+from bothways.data import tables
 from bothways.data.text_io import is_stream, suffix_of
 from bothways.tasks.base import E, P, Reading, Row, Task, did_you_mean, names_in
 
@@ -207,7 +201,7 @@ def columns_advice(table: Many[Column], names: Many[str] = ()) -> str:
     advice = f"Name the columns: {words} (in a file without a header by number, from 0)."
     if any(column.several for column in table):
         advice += f" For a column of 0 and 1 for each label: {argument(label='NAME,NAME')}."
-    return separator_advice(names) or advice
+    return tables.separator_advice(names) or advice
 
 
 def _spelled(names: Mapping[str, str]) -> str:
@@ -229,14 +223,14 @@ class TableTask(Task[E, P]):
     objects: ClassVar[bool] = True
     columns: Any
 
-    def open(self, source: str, columns: Any, labelled: bool) -> tuple[Table, Any]:
+    def open(self, source: str, columns: Any, labelled: bool) -> tuple[tables.Table, Any]:
         requested, defaults = columns or type(self.columns)(), self.usual_columns(labelled)
         text: str | None = getattr(defaults, self.column_table[0].role)
         if is_stream(source):
             text = (text or self.column_table[0].names[0]) if self.objects else None
         needed = asked_columns(requested, self.column_table, (), labelled) or names_in(text)
-        table = open_table(source, needed)
-        with closed_on_error(table.close):
+        table = tables.open_table(source, needed)
+        with tables.closed_on_error(table.close):
             arguments = (table.names, table.where, requested, defaults, labelled)
             selected = choose_columns(self.column_table, *arguments)
             self.check_columns(selected, table.where)
@@ -310,7 +304,7 @@ def require_columns(requested: Many[str | None], names: Many[str], location: str
     """Raise a DataError for the first column that is asked for and not among `names`."""
     for name in requested:
         if name is not None and name not in names:
-            near = "" if separator_advice(names) else did_you_mean(name, names)
+            near = "" if tables.separator_advice(names) else did_you_mean(name, names)
             if name.isdecimal() and [*names] == ["text"]:  # as a .txt has them, tabs included
                 fix = "A .txt has one text per line: give columns the suffix .tsv or .csv."
             message = f"has no column {name!r}; it has {listed(names, MOST)}{near}"
@@ -352,7 +346,7 @@ def guess_column(
     usual = (*column.names, *aliases, column.role)[0]
     advice = "Give one of them." if matching else f"Call it {usual!r}."
     unnamed = DataError(message, where=location, fix=advice)
-    fix = separator_advice(names)
+    fix = tables.separator_advice(names)
     if not fix and column.answer and len(names) == 1:
         message = f"has one column, {listing}, and no {column.noun}"
         fix = "Give a .csv, .tsv, .jsonl or .parquet with both."
@@ -383,7 +377,7 @@ def cell_of(row: Row, column: str, location: str) -> Any:
     if column not in row:
         message = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
         raise DataError(message, where=location, fix="Complete the row or remove it.")
-    value = row[column] if type(row[column]) is str else plain_value(row[column])
+    value = row[column] if type(row[column]) is str else tables.plain_value(row[column])
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, int) and item.bit_length() > 14_000:  # `str` converts 4,300 digits
             message = f"column {column!r} holds a number with too many digits"

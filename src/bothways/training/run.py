@@ -538,7 +538,7 @@ def expand_names(
 
 
 def _below_one(setting: Any) -> bool:
-    """Whether a setting, or its text, is a number below 1."""
+    """Return True for a number below 1, or its text."""
     try:
         return float(setting) < 1
     except (TypeError, ValueError):

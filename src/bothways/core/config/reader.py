@@ -206,7 +206,7 @@ def replaced_members(
 
     Args:
         file: a TOML file that changed `base`, or its table at `location`. A member that it names
-            takes the place of the base's, and settings that the new one lacks are told, too.
+            replaces the base's, and settings that the new one lacks are reported, too.
     """
     tree = read_toml(file) if isinstance(file, Path) else file or {}
     for field in _fields(config):

@@ -150,7 +150,7 @@ def _merged(low: Any, high: Any, location: str) -> Any:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A table, or its kind, in the place of a table of another kind, as a file may have it."""
+    """A table, or its kind, that replaces a table of another kind, such as a file's."""
 
     new: Tree | str
     old: Tree

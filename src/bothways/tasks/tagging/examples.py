@@ -29,15 +29,7 @@ from typing import Any
 from bothways.core.errors import DataError, argument, setting
 from bothways.core.files import local_path
 from bothways.core.terminal import quantity
-from bothways.data import text_io
-from bothways.data.tables import (
-    HUB,
-    RowError,
-    TableRow,
-    closed_on_error,
-    open_lines,
-    open_table,
-)
+from bothways.data import tables, text_io
 from bothways.tasks.base import Columns, Reading, Row
 from bothways.tasks.columns import (
     Column,
@@ -131,8 +123,8 @@ def choose_tag_columns(
 
 
 def arrange_rows(
-    rows: Iterable[TableRow], requested: TagColumns, defaults: TagColumns, *, labelled: bool
-) -> tuple[Iterator[TableRow], list[str], str | None]:
+    rows: Iterable[tables.TableRow], requested: TagColumns, defaults: TagColumns, *, labelled: bool
+) -> tuple[Iterator[tables.TableRow], list[str], str | None]:
     """Return an iterator over rows with one example each.
 
     Also notes for the user, complete after the last row, and the column that numbers the sentences,
@@ -159,10 +151,10 @@ def arrange_rows(
     return _joined_rows(all_rows, columns), notes, columns.sentence
 
 
-def _plain_row(row: TableRow) -> TableRow:
+def _plain_row(row: tables.TableRow) -> tables.TableRow:
     match row.values:
         case [str(text), Mapping() as rest]:
-            return TableRow({"text": text, **rest}, row.where)
+            return tables.TableRow({"text": text, **rest}, row.where)
         case {"data": Mapping() as data, "annotations": list() as done}:
             texts = [name for name, value in data.items() if isinstance(value, str)]
             name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
@@ -184,12 +176,14 @@ def _plain_row(row: TableRow) -> TableRow:
                 fix = "Export one annotation of each text."
                 raise DataError(message, where=row.where, fix=fix)
             entities = results[0] if results else _NOBODY
-            return TableRow({**data, "text": data[name], "entities": entities}, row.where)
+            return tables.TableRow({**data, "text": data[name], "entities": entities}, row.where)
         case _:
             return row
 
 
-def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[TableRow]:
+def _without_skipped(
+    rows: Iterator[tables.TableRow], notes: list[str]
+) -> Iterator[tables.TableRow]:
     """Yield the rows that are annotated and accepted; a note counts the others."""
     skipped = Counter[str]()
     for row in rows:
@@ -209,7 +203,7 @@ def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[Tab
 
 
 def _word_columns(
-    head_row: TableRow, requested: TagColumns, defaults: TagColumns, *, labelled: bool
+    head_row: tables.TableRow, requested: TagColumns, defaults: TagColumns, *, labelled: bool
 ) -> TagColumns | None:
     """Return the columns of a table with a word in each row; None for another table."""
     row = head_row.values
@@ -236,9 +230,9 @@ def _word_columns(
     return TagColumns(word, tag, sentence=sentence)
 
 
-def _joined_rows(rows: Iterator[TableRow], columns: TagColumns) -> Iterator[TableRow]:
+def _joined_rows(rows: Iterator[tables.TableRow], columns: TagColumns) -> Iterator[tables.TableRow]:
     """Yield a row for each sentence, with the lists of its words and tags."""
-    group, current = list[TableRow](), None
+    group, current = list[tables.TableRow](), None
     try:
         for row in rows:
             value = row.values.get(columns.sentence or "")
@@ -249,13 +243,13 @@ def _joined_rows(rows: Iterator[TableRow], columns: TagColumns) -> Iterator[Tabl
                 group = []
             current = value if begins else current
             group.append(row)
-    except RowError as error:  # a sentence without one of its words
+    except tables.RowError as error:  # a sentence without one of its words
         raise DataError(error.what, where=error.where, fix=error.fix) from error
     if group:
         yield _joined(group, columns)
 
 
-def _joined(group: list[TableRow], columns: TagColumns) -> TableRow:
+def _joined(group: list[tables.TableRow], columns: TagColumns) -> tables.TableRow:
     assert columns.text is not None
     words = list[str]()
     for row in group:
@@ -271,7 +265,7 @@ def _joined(group: list[TableRow], columns: TagColumns) -> TableRow:
             label_of(cell_of(row.values, columns.label, row.where), columns.label, row.where) or ""
             for row in group
         ]
-    return TableRow({**group[0].values, **lists}, group[0].where)
+    return tables.TableRow({**group[0].values, **lists}, group[0].where)
 
 
 TABLES = (".jsonl", ".json", ".parquet", ".csv")
@@ -359,16 +353,16 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
     lines = stream or (suffix == ".txt" and not conll.are_columns(head))
     lines = lines and not labelled and text is None
     if lines:
-        table, columns, notes = open_table(source), task.columns, list[str]()
+        table, columns, notes = tables.open_table(source), task.columns, list[str]()
         fields = TagColumns("text")
     elif (
-        source.startswith(HUB)
+        source.startswith(tables.HUB)
         or suffix in TABLES
         or (stream and names)
         or (head and suffix == ".tsv" and (names or (text is None and texts)))
     ):
-        table = open_table(source, [] if text is None else [text])
-        with closed_on_error(table.close):
+        table = tables.open_table(source, [] if text is None else [text])
+        with tables.closed_on_error(table.close):
             arranged = arrange_rows(table.rows, requested, task.columns, labelled=labelled)
             rows, notes, sentence = arranged
             first = next(rows, None)
@@ -382,12 +376,12 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
     else:
         return _open_columns(task, source, requested, labelled=labelled)
 
-    def parse(row: TableRow) -> TagExample:
+    def parse(row: tables.TableRow) -> TagExample:
         return tag_example(row.values, fields, row.where, task.splitter)
 
     def numbered() -> Numbered:
         document = 0
-        with closed_on_error(table.close):
+        with tables.closed_on_error(table.close):
             for row in table.rows:
                 example = parse(row)
                 document += not example.words  # an empty line ends a document
@@ -403,8 +397,8 @@ def open_tagged(task: Any, source: str, requested: TagColumns, *, labelled: bool
 def _open_columns(task: Any, source: str, requested: TagColumns, *, labelled: bool) -> Reading[Any]:
     """Open columns of words, and find those that are asked for, or usual if the file has them."""
     fix = "Check the name; readable are columns of words and tags, .jsonl, .parquet."
-    location, lines, share, close = open_lines(source, fix)
-    with closed_on_error(close):
+    location, lines, share, close = tables.open_lines(source, fix)
+    with tables.closed_on_error(close):
         head = list(itertools.islice(lines, conll.SAMPLE))
         find = functools.partial(
             conll.find_layout, [line for _, line in head], location, labelled=labelled
@@ -431,7 +425,7 @@ def _open_columns(task: Any, source: str, requested: TagColumns, *, labelled: bo
             sentences = itertools.chain([first], sentences)
 
     def examples() -> Numbered:
-        with closed_on_error(close):
+        with tables.closed_on_error(close):
             for item in sentences:
                 where = f"{location}:{item.line}"
                 yield item.document, TagExample(item.words, item.tags, where)
