@@ -21,7 +21,7 @@ from bothways.core.errors import BothwaysError, ConfigError, FolderError, Resour
 from bothways.core.report.sections import readable_number
 from bothways.finetuning import run as fitting
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
-from bothways.finetuning.lora import LoRALinear
+from bothways.finetuning.lora import LoRALinear, ScaledLinear
 from bothways.finetuning.prepare import prepare_run, remarks
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.finetuning.stability import Stability
@@ -34,6 +34,7 @@ from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask
@@ -275,6 +276,12 @@ def test_the_head_of_a_folder_with_the_labels_of_the_data_is_trained_further(fil
     assert targets == {(0, "pos"), (1, "neg")}
     assert "trained further" in "".join(remarks(ready))
 
+    # 3 of one label to 1 of the other: n / (2 · count) each, in the order of the folder.
+    rows = [{"text": "bad", "label": "neg"}] * 3 + [{"text": "good", "label": "pos"}]
+    balanced = replace(settings, task=ClassificationTask(weighting="balanced"), dev=None)
+    weighted = prepare_run(balanced, None, torch.device("cpu"), train=rows * 8)
+    assert weighted.task_model.task.weighting == pytest.approx((2.0, 2 / 3))
+
     fresh = prepare_run(replace(settings, fresh=("head",)), None, torch.device("cpu"))
     assert (fresh.fresh, fresh.task_model.labels) == (("labels",), ("neg", "pos"))
     assert not equal(fresh.task_model.model.heads["labels"].state_dict(), weights)
@@ -289,6 +296,31 @@ def test_the_head_of_a_folder_with_the_labels_of_the_data_is_trained_further(fil
         assert "a new one starts at random: " in "".join(remarks(ready))
 
 
+def test_a_head_for_one_label_is_not_trained_further_for_another(tmp_path):
+    tokenizer, heads = make_tokenizer(tmp_path / "tokenizer"), (PoolerHead(), LabelHead(1))
+    names: Any = {"labels": ("toxic",), "problem": "multi_label_classification"}
+    folder, _ = saved(tmp_path / "toxic", tokenizer, heads, **names)
+    settings = FinetuneConfig(FAST, task=MultilabelTask(), model=folder)
+    for label, fresh in (("spam", ("labels",)), ("toxic", ())):
+        rows = [{"text": "good", "labels": []}, {"text": "bad", "labels": [label]}]
+        ready = prepare_run(settings, None, torch.device("cpu"), train=rows * 8)
+        assert (ready.fresh, ready.task_model.labels) == (fresh, (label,))
+
+
+def test_a_head_of_scores_far_from_0_is_trained_further_in_their_units(tmp_path):
+    tokenizer, heads = make_tokenizer(tmp_path / "tokenizer"), (PoolerHead(), LabelHead(1))
+    folder, model = saved(tmp_path / "prices", tokenizer, heads)
+    settings = FinetuneConfig(FAST, task=RegressionTask(), model=folder)
+    rows = [{"text": "good", "label": 900}, {"text": "bad", "label": 100}] * 8
+    ready = prepare_run(settings, None, torch.device("cpu"), train=rows)
+    dense = ready.task_model.model.heads["labels"].dense
+    assert isinstance(dense, ScaledLinear)
+    assert dense.scale == (500, 400)
+    vectors = torch.randn(4, TINY.width)
+    expected = model.heads["labels"].dense(vectors)
+    torch.testing.assert_close(dense(vectors), expected, atol=1e-4, rtol=0)
+
+
 def test_a_head_of_one_output_or_without_labels_is_trained_further(tmp_path):
     tokenizer = make_tokenizer(tmp_path / "tokenizer")
     question = {"question": "good ?", "context": "bad good", "answers": ["good"]}
@@ -296,7 +328,7 @@ def test_a_head_of_one_output_or_without_labels_is_trained_further(tmp_path):
         (
             RegressionTask(),
             (PoolerHead(), LabelHead(1)),
-            [{"text": "good", "label": 80.5}, {"text": "bad", "label": -20}],
+            [{"text": "good", "label": 0.5}, {"text": "bad", "label": -2}],
         ),
         (
             RerankingTask(),

@@ -185,12 +185,20 @@ class ScaledLinear(nn.Linear):
         return result.train(self.training)
 
 
-def scale_outputs(model: Model, scale: OutputScale | None) -> list[Finding]:
-    """Let the new head of a regression learn scores in their units, in place; return a note."""
+def scale_outputs(model: Model, scale: OutputScale | None, kept: bool) -> list[Finding]:
+    """Let the head of a regression learn scores in their units, in place; return a note.
+
+    Args:
+        kept: the head is trained further: its outputs stay as they are.
+    """
     if scale is None:
         return []
     head = model.heads["labels"]
     assert isinstance(head.dense, nn.Linear)
+    if kept:
+        with torch.no_grad():
+            head.dense.weight.div_(scale.unit)
+            head.dense.bias.sub_(scale.mean).div_(scale.unit)
     head.dense = ScaledLinear(head.dense, scale).train(head.training)
     message = f"the training scores are {scale.mean:g} ± {scale.unit:g}: the head learns them in "
     message += "these units; losses, metrics and predictions have the units of the data"

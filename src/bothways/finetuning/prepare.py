@@ -18,7 +18,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,7 @@ def prepare_run(
         loaded = load_for(settings, task.heads(labels, settings.dropout), device.type, keep=keep)
         model, tokenizer, read = loaded.model, loaded.tokenizer, loaded.extra.get("tokens")
         tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
+        task = _with_ordered_weights(task, settings, examples["train"], labels)
         task, settings, usual_length, findings = _as_folder(task, settings, loaded)
         data = labelled.examine(
             task, tokenizer, examples["train"], examples.get("dev", []), settings.length,
@@ -205,8 +206,10 @@ def prepare_run(
     settings, choices = choose_automatic(
         settings, model.config, data, tokens, static=isinstance(model.encoder, StaticEncoder)
     )
-    scale = data.task.output_scale(data.train_examples) if "labels" in fresh else None
-    notes = [*check_few_shot(data.sequences, settings.few_shot), *scale_outputs(model, scale)]
+    notes = [
+        *check_few_shot(data.sequences, settings.few_shot),
+        *scale_outputs(model, data.task.output_scale(data.train_examples), "labels" not in fresh),
+    ]
     apply_stability(model, settings.stability, settings.seed, fresh)
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
     if "pooler" in unpooled:
@@ -238,18 +241,31 @@ def _head_to_keep(
     if not kinds <= {head.kind for head in heads_of(config, weights.shapes)}:
         return False, labels, []
     try:
-        own = open_task_model(folder, task.name).labels
+        own = open_task_model(folder, task.name, device="cpu").labels
     except FolderError as error:
         reason = error.what
     else:
-        # A single output is a score, whatever its name.
-        if {*own} == {*labels} or len(own) == len(labels) == 1:
-            message = "the head of the model is trained further: it is for the same task and labels"
-            message += f"; {setting('fresh', 'head')} starts it at random"
-            return True, own if len(own) > 1 else labels, [Finding("heads", "note", message)]
+        # A task that names its output itself reads a score, whatever its name.
+        is_score = len(own) == 1 and labels == task.labels(())
+        if {*own} == {*labels} or is_score:
+            listing = f", with the labels {listed(own, 5)}" if len(own) > 1 else ""
+            message = f"the head of the model is trained further{listing}; "
+            message += f"{setting('fresh', 'head')} starts it at random"
+            return True, labels if is_score else own, [Finding("heads", "note", message)]
         reason = f"its labels are {listed(own, 5)}, and the data has {listed(labels, 5)}"
     message = f"the head of the model is not used, and a new one starts at random: {reason}"
     return False, labels, [Finding("heads", "note", message)]
+
+
+def _with_ordered_weights(
+    task: Any, settings: FinetuneConfig, train: Many[Any], labels: tuple[str, ...]
+) -> Any:
+    """Return the task with balanced weights in the order of the model's labels."""
+    if getattr(settings.task, "weighting", None) != "balanced":
+        return task
+    task = task.adapted(train)
+    weights = dict(zip(task.labels(train), task.weighting, strict=True))
+    return dataclasses.replace(task, weighting=tuple(weights[name] for name in labels))
 
 
 def _as_folder(
