@@ -121,6 +121,19 @@ def test_a_kind_that_is_named_keeps_the_settings_of_its_table(table, change, exp
     assert changed.training.schedule == expected
 
 
+def test_the_kind_of_the_base_over_a_file_has_the_settings_of_the_base(tmp_path):
+    file, own = tmp_path / "run.toml", dataclasses.replace(BASE.training.optimizer, lr=7e-4)
+    file.write_text('[training.optimizer]\nkind = "lamb"\nlr = 0.5\ndecay = 0.3')
+    base = dataclasses.replace(BASE, training=dataclasses.replace(BASE.training, optimizer=own))
+    kind, default = "training.optimizer.kind=adamw", "training.optimizer.lr=1e-4"
+    for words, lr in (([kind], 7e-4), ([kind, default], 1e-4)):
+        config = configs.load(PretrainConfig, base=base, file=file, overrides=words)
+        assert config.training.optimizer == dataclasses.replace(own, lr=lr, decay=0.3)
+        [note] = configs.replaced_members(config, base, file)
+        assert "0.5" in note
+        assert "0.3" not in note
+
+
 def test_settings_of_a_file_that_another_kind_lacks_are_told(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(

@@ -211,6 +211,7 @@ def replaced_members(
     tree = read_toml(file) if isinstance(file, Path) else file or {}
     for field in _fields(config):
         new, old = getattr(config, field.name), getattr(base, field.name)
+        usual = _set_in(old) if type(old) is type(new) and hasattr(new, "kind") else {}
         path, table = join_path(location, field.name), tree.get(field.name)
         table = table if isinstance(table, Mapping) else {}
         of_file = table.get("kind", NONE) not in (NONE, getattr(new, "kind", NONE))
@@ -221,7 +222,8 @@ def replaced_members(
         if type(new) is type(old):
             yield from replaced_members(new, old, table, path)
         elif hasattr(new, "kind") and hasattr(old, "kind"):
-            values, explicit = flatten(to_dict(new)), _set_in(new)
+            values = flatten(to_dict(new))
+            explicit = {name for name, value in _set_in(new).items() if usual.get(name) != value}
             lost = [
                 f"{name}={inline(values[name])}, where {old.kind} had {inline(value)}"
                 for name, value in _set_in(old).items()
@@ -324,7 +326,17 @@ def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
     """Build a value of any type."""
     shape = _shape(hint)
     if isinstance(raw, Replacement):  # the new member keeps what it would keep of a base
-        raw, base = raw.new, _value(hint, raw.old, base, location)
+        new = _value(hint, raw.new, _value(hint, raw.old, base, location), location)
+        if type(new) is not type(base):
+            return new
+        # Of the base's own kind: the rest is the base's, not the defaults of the kind.
+        tree = raw.new if isinstance(raw.new, Mapping) else {}
+        changed = {
+            field.name: getattr(new, field.name)
+            for field in _fields(new)
+            if field.name in tree or getattr(new, field.name) != _default(field)
+        }
+        return dataclasses.replace(base, **changed)
     if types.NoneType in shape.others and raw in (None, NONE):
         return None
     item = _item(hint)
