@@ -120,6 +120,7 @@ def test_the_mean_of_a_runs_checkpoints_is_that_of_its_weights(corpus, tmp_path,
     last = bothways.average([step, run.folder], tmp_path / "same")
     assert len(last) == 2
     assert bothways.average(step, tmp_path / "one") == [step]
+    assert "1 models" not in (tmp_path / "one" / "README.md").read_text()
     for same in (bothways.load_model(tmp_path / name).state_dict() for name in ("same", "one")):
         assert all(torch.equal(same[n], value) for n, value in run.model.state_dict().items())
 

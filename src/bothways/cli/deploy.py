@@ -90,7 +90,7 @@ def average(*models: Path, out: Path) -> None:
     often better together than each alone. Measure it: bothways evaluate OUT dev.tsv.
     """
     names = bothways.average(models, out)
-    write_stderr(f"The mean of {len(names)} models is in {out}.")
+    write_stderr(f"The mean of {quantity(len(names), 'model(s)')} is in {out}.")
 
 
 @options.documented_by(bothways.export_model)

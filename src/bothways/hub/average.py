@@ -69,7 +69,8 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
                 copy(file, hidden / file.name)
         record = object_in(hidden / RECORD) | {"average": names}
         record.pop("metrics", None)  # of the first model
-        summary = f"Its weights are the mean of {len(names)} models: {', '.join(names)}."
+        count = quantity(len(names), "model(s)")
+        summary = f"Its weights are the mean of {count}: {', '.join(names)}."
         card = render_card(Card("An average of models", summary), architecture)
         write_files(hidden, {RECORD: record}, card)
         write_weights(hidden / WEIGHTS, tensors)
