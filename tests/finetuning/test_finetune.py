@@ -367,6 +367,11 @@ def test_a_classifier_that_is_tuned_further_reads_as_much_of_a_text(tmp_path):
     for task, length in (("classify", 160), ("multilabel", 128)):
         tuned = bothways.finetune(tmp_path / "first", rows, None, task, **options)
         assert tuned.task_model.length == length, task
+    record = tmp_path / "first" / "bothways.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"length": "long"}))
+    with pytest.raises(ConfigError) as raised:
+        bothways.finetune(tmp_path / "first", rows, None, "classify", fresh="head", **options)
+    assert raised.value.where == "bothways.json.length"
 
 
 def test_two_ranks_do_what_one_does(files, tmp_path):

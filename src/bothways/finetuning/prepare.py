@@ -39,7 +39,7 @@ from bothways.finetuning.lora import LoRA, add_changes, scale_outputs
 from bothways.finetuning.splits import SplitResult
 from bothways.finetuning.stability import apply_stability
 from bothways.hub import sentence_transformers
-from bothways.hub.hf_config import open_model, read_hf_config
+from bothways.hub.hf_config import RECORD, open_model, read_hf_config
 from bothways.hub.model_folder import LoadedModel, check_adapter_only, heads_of, load_model
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.hub.resolve import resolve, resolve_run
@@ -49,7 +49,7 @@ from bothways.model.heads import Head
 from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.predictor import FolderRecord, open_task_model
 from bothways.prediction.session_model import open_static
 from bothways.tasks.base import TaskModel, examples_fingerprint
 from bothways.tasks.reranking.task import RerankingTask
@@ -278,6 +278,7 @@ def _as_folder(
 
     Raises:
         FolderError: the folder's settings cannot be read.
+        ConfigError: its length is no number.
     """
     config: Any = None
     if isinstance(task, SentenceEmbeddingTask | RerankingTask):
@@ -295,7 +296,8 @@ def _as_folder(
         case _:
             recorded = loaded.extra.get("task")
             same = isinstance(recorded, Mapping) and recorded.get("kind") == task.name
-            values = {"length": loaded.extra.get("length") if same else None}
+            fields = {"length": loaded.extra.get("length") if same else None}
+            values = {"length": configs.read(FolderRecord, fields, where=RECORD).length}
     usual_length, default = values.pop("length"), type(task)()
     inherited = {
         name: value
