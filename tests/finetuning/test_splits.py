@@ -193,7 +193,9 @@ def test_files_and_rows_are_split_alike_and_recorded(model, tmp_path):
     toy_folder.write_tsv(file, toy_folder.make_examples(60, 0))
     usual: dict[str, Any] = {"epochs": 1, "progress": False}
     run = bothways.finetune(model, file, dev=0.2, out=tmp_path / "run", **usual)
-    memory = bothways.finetune(model, rows, dev="20%", out=tmp_path / "rows", **usual)
+    heard, out = Heard(), tmp_path / "rows"
+    memory = bothways.finetune(model, rows, dev="20%", out=out, **usual | {"progress": heard})
+    assert "splitting the dev data" in heard.names
     assert run.origin["data"]["dev"]["sha256"] == memory.origin["data"]["dev"]["sha256"]
     assert run.origin["data"]["dev"]["name"] == f"20% of {file}"
     assert run.metrics == memory.metrics

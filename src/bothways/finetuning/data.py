@@ -390,6 +390,7 @@ def read_examples(
             findings.append(Finding("labels", "warning", message, fix=fix))
     if share is None:
         return ExamplesRead(task, examples, findings)
+    progress.stage("splitting the dev data")
     split = split_examples(task, examples["train"], share, settings.split, groups)
     sides = {"train": split.train, "dev": split.dev}
     return ExamplesRead(task, sides, [*findings, *split.findings], split)
