@@ -125,8 +125,8 @@ def _predict_parts(
         done: Any = bothways.predict(
             model, files, out, progress=progress, **vars(parts), **settings
         )
-    finished = quantity(done.again, "of which was|were finished before")
-    repeated = f", {finished}" if done.again else ""
+    finished = quantity(done.again, "part(s) was|were finished before")
+    repeated = f"; {finished}" if done.again else ""
     count = "" if is_one_file else f", in {quantity(done.parts, 'part(s)')}"
     write_stderr(f"{quantity(done.rows, 'row(s)')} in {out}{count}{repeated}")
     for warning in done.warnings:
