@@ -12,6 +12,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.data import read_examples
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.prediction.predictor import open_task
+from bothways.tasks.columns import choose_columns
 from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.tagging.examples import TagColumns
 from bothways.tasks.tagging.task import TaggingTask
@@ -34,6 +35,14 @@ def test_named_columns_are_read_in_each_row_and_no_more_endings(model):
     for columns, count in (({}, 3), (named, 2)):
         choose = bothways.finetune(model, [question] * 4, task="choice", **columns, **FAST)
         assert len(choose.task_model.task.columns.endings) == count
+
+
+def test_columns_are_chosen_once_for_rows_with_the_same_names(monkeypatch):
+    calls, name = list[Any](), "bothways.tasks.columns.choose_columns"
+    monkeypatch.setattr(name, lambda *a: calls.append(a) or choose_columns(*a))
+    named = [{"text": "a", "label": "y"}, {"label": "n", "sentence": "b"}]
+    assert pairs(named * 3) == [("a", "y"), ("b", "n")] * 3
+    assert len(calls) == 2
 
 
 @dataclasses.dataclass
