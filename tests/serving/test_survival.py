@@ -184,13 +184,13 @@ def test_bodies_that_never_end_leave_memory_and_room_for_others(predictors):
         for _ in range(16):
             client = clients.enter_context(socket.create_connection((address.host, address.port)))
             client.sendall(head.encode() + b" " * 99_000)
-        wait_for(lambda: application._held == 16 * 99_000)
+        wait_for(lambda: application._buffered == 16 * 99_000)
         json = {"content-type": "application/json"}
         refused = httpx.post(f"{url}/classify", content=large, headers=json)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert refused.json()["error"]["code"] == "overloaded"
         assert classify(url).status_code == 200
         clients.close()
-        wait_for(lambda: application._held == 0)
+        wait_for(lambda: application._buffered == 0)
         assert httpx.post(f"{url}/classify", content=large, headers=json).status_code == 200
-    assert application._held == 0
+    assert application._buffered == 0

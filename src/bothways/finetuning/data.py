@@ -117,10 +117,10 @@ def examine(  # noqa: PLR0913 – what a run knows of its data and its model
         labels: the labels of the training data in the model's order; empty for the task's order.
     """
     task = task.adapted(train)
-    labels, usual = labels or task.labels(train), usual_length or task.length
-    max_length = max_positions or length or usual
-    more = (name for name in task.labels([*train, *dev]) if name not in labels)
-    all_labels = (*labels, *more)  # more than `labels` only if there is an error
+    labels, shortest = labels or task.labels(train), usual_length or task.length
+    max_length = max_positions or length or shortest
+    unseen_labels = (name for name in task.labels([*train, *dev]) if name not in labels)
+    all_labels = (*labels, *unseen_labels)  # more than `labels` only if there is an error
 
     def encode(length: int) -> tuple[base.EncodedExample, ...]:
         inputs: list[base.EncodedExample] = []
@@ -130,7 +130,7 @@ def examine(  # noqa: PLR0913 – what a run knows of its data and its model
             inputs += task.encode(window, tokenizer, all_labels, length)
         return tuple(inputs)
 
-    used_length = length or min(usual, max_length)
+    used_length = length or min(shortest, max_length)
     inputs = encode(used_length)
     if length is None and any(item.cut for item in inputs[: len(train)]):
         longer = min(max_length, max(used_length, needed_length(inputs[: len(train)])))

@@ -185,17 +185,17 @@ class ScaledLinear(nn.Linear):
         return result.train(self.training)
 
 
-def scale_outputs(model: Model, scale: OutputScale | None, kept: bool) -> list[Finding]:
+def scale_outputs(model: Model, scale: OutputScale | None, is_trained: bool) -> list[Finding]:
     """Let the head of a regression learn scores in their units, in place; return a note.
 
     Args:
-        kept: the head is trained further: its outputs stay as they are.
+        is_trained: the head is trained further: its outputs stay as they are.
     """
     if scale is None:
         return []
     head = model.heads["labels"]
     assert isinstance(head.dense, nn.Linear)
-    if kept:
+    if is_trained:
         with torch.no_grad():
             head.dense.weight.div_(scale.unit)
             head.dense.bias.sub_(scale.mean).div_(scale.unit)

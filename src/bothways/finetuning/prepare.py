@@ -180,7 +180,7 @@ def prepare_run(
         progress.stage("reading the model")
         base = digest_of_model(settings.model)
         torch.manual_seed(settings.seed)
-        keep, labels, kept = _head_to_keep(settings, task, task.labels(examples["train"]))
+        keep, labels, head_notes = _head_to_keep(settings, task, task.labels(examples["train"]))
         loaded = load_for(settings, task.heads(labels, settings.dropout), device.type, keep=keep)
         model, tokenizer, read = loaded.model, loaded.tokenizer, loaded.extra.get("tokens")
         tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
@@ -198,7 +198,11 @@ def prepare_run(
         settings = dataclasses.replace(settings, length=data.length)
         fresh, location = loaded.report.fresh_heads, loaded.folder
         unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
-        findings += [*kept, *inputs.findings, *check_model(model.config, tokenizer, data.length)]
+        findings += [
+            *head_notes,
+            *inputs.findings,
+            *check_model(model.config, tokenizer, data.length),
+        ]
         findings += data.findings
         names, split = {**settings.sources, "unlabelled": str(source)}, inputs.split
     if settings.few_shot is not None:
@@ -241,18 +245,20 @@ def _head_to_keep(
     if not kinds <= {head.kind for head in heads_of(config, weights.shapes)}:
         return False, labels, []
     try:
-        own = open_task_model(folder, task.name, device="cpu").labels
+        folder_labels = open_task_model(folder, task.name, device="cpu").labels
     except FolderError as error:
         reason = error.what
     else:
         # A task that names its output itself reads a score, whatever its name.
-        is_score = len(own) == 1 and labels == task.labels(())
-        if {*own} == {*labels} or is_score:
-            listing = f", with the labels {listed(own, 5)}" if len(own) > 1 else ""
+        is_score = len(folder_labels) == 1 and labels == task.labels(())
+        if {*folder_labels} == {*labels} or is_score:
+            listing = (
+                f", with the labels {listed(folder_labels, 5)}" if len(folder_labels) > 1 else ""
+            )
             message = f"the head of the model is trained further{listing}; "
             message += f"{setting('fresh', 'head')} starts it at random"
-            return True, labels if is_score else own, [Finding("heads", "note", message)]
-        reason = f"its labels are {listed(own, 5)}, and the data has {listed(labels, 5)}"
+            return True, labels if is_score else folder_labels, [Finding("heads", "note", message)]
+        reason = f"its labels are {listed(folder_labels, 5)}, and the data has {listed(labels, 5)}"
     message = f"the head of the model is not used, and a new one starts at random: {reason}"
     return False, labels, [Finding("heads", "note", message)]
 

@@ -119,7 +119,7 @@ class App:
             self.metrics.loaded(model.name, model.created)
         self.batcher = Batcher(limits, self.metrics)
         self._searches, self._search_seconds = 0, 0.0
-        self._held = 0
+        self._buffered = 0
         self._started: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -205,7 +205,7 @@ class App:
             raise
         except BaseException as error:  # also panics of Rust and SystemExit
             failure = internal(error, exchange.id)
-        self._held -= exchange.held
+        self._buffered -= exchange.buffered
         if failure is not None:
             status, body = failure.status, orjson.dumps(failure.to_json())
             exchange.headers.update(failure.headers)
@@ -295,12 +295,15 @@ class App:
 
     def _hold(self, exchange: Exchange, count: int) -> RequestError | None:
         """Count bytes of a body in memory; return the refusal of a large one without room."""
-        exchange.held += count
-        self._held += count
-        if exchange.held <= SMALL_BODY or self._held <= LARGE_BODIES * self.limits.body_bytes:
+        exchange.buffered += count
+        self._buffered += count
+        if (
+            exchange.buffered <= SMALL_BODY
+            or self._buffered <= LARGE_BODIES * self.limits.body_bytes
+        ):
             return None
         exchange.headers["connection"] = "close"  # the rest of the body is not read
-        message = f"large requests hold {self._held:,} bytes"
+        message = f"large requests hold {self._buffered:,} bytes"
         return RequestError("overloaded", message, headers=retry_after(1.0))
 
     async def _search(self, search: Callable[[], Any], exchange: Exchange) -> Any:

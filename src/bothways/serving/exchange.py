@@ -45,7 +45,7 @@ class Exchange:
         request_headers: of the request, by names in lower case.
         route: for metrics: a path of the table, never one that a client made up.
         size: bytes of the body by its header; None if there is none.
-        held: bytes of the body that were read.
+        buffered: bytes of the body that were read.
         start: by `time.perf_counter`.
         deadline: by `time.monotonic`, once the body has been read.
         model, texts, tokens, cut: of the answer, once known.
@@ -59,7 +59,7 @@ class Exchange:
     route: str = "unknown"
     start: float = field(default_factory=time.perf_counter)
     deadline: float = math.inf
-    held: int = 0
+    buffered: int = 0
     model: str = ""
     texts: int = 0
     tokens: int = 0

@@ -211,7 +211,7 @@ def replaced_members(
     tree = read_toml(file) if isinstance(file, Path) else file or {}
     for field in _fields(config):
         new, old = getattr(config, field.name), getattr(base, field.name)
-        usual = _set_in(old) if type(old) is type(new) and hasattr(new, "kind") else {}
+        inherited = _set_in(old) if type(old) is type(new) and hasattr(new, "kind") else {}
         path, table = join_path(location, field.name), tree.get(field.name)
         table = table if isinstance(table, Mapping) else {}
         of_file = table.get("kind", NONE) not in (NONE, getattr(new, "kind", NONE))
@@ -223,7 +223,9 @@ def replaced_members(
             yield from replaced_members(new, old, table, path)
         elif hasattr(new, "kind") and hasattr(old, "kind"):
             values = flatten(to_dict(new))
-            explicit = {name for name, value in _set_in(new).items() if usual.get(name) != value}
+            explicit = {
+                name for name, value in _set_in(new).items() if inherited.get(name) != value
+            }
             lost = [
                 f"{name}={inline(values[name])}, where {old.kind} had {inline(value)}"
                 for name, value in _set_in(old).items()
