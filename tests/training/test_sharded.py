@@ -1,6 +1,8 @@
 """Two processes with a part of the model each must do what one does, and continue each other's runs."""
 
 import dataclasses
+import io
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -191,3 +193,14 @@ def test_a_table_of_contents_runs_no_code(tmp_path, module, name):
         saved_state._metadata(folder)
     assert caught.value.where == folder
     assert not (tmp_path / "made").exists()
+
+
+def test_a_table_of_contents_may_read_members_of_enums_alone():
+    """As Python 3.11.2 pickles them: a call of `getattr`."""
+    format_ = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
+    call = b"cbuiltins\ngetattr\n(%sV%s\ntR."
+    member = saved_state._Contents(io.BytesIO(call % (format_, b"TORCH_CONTIGUOUS_FORMAT"))).load()
+    assert member.name == "TORCH_CONTIGUOUS_FORMAT"
+    for kind, name in ((b"cpathlib\nPath\n", b"unlink"), (format_, b"mro")):
+        with pytest.raises((pickle.UnpicklingError, KeyError)):
+            saved_state._Contents(io.BytesIO(call % (kind, name))).load()

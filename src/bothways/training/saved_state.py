@@ -15,6 +15,7 @@ checkpoints hold it, and a resumed run continues it.
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import pickle
 import warnings
@@ -331,11 +332,20 @@ _CONTENTS = {
 reads any other value by an unpickler, too."""
 
 
+def _member(kind: Any, name: str) -> enum.Enum:
+    """Return a member of an enum, for which Python 3.11.2 pickles a call of `getattr`."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
+        raise pickle.UnpicklingError("it reads an attribute, which may run code")
+    return kind[name]
+
+
 class _Contents(pickle.Unpickler):
     """Reads torch's table of contents, and runs no other code: torch itself reads any pickle."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class by name; raise UnpicklingError for any other than those of a table."""
+        if (module, name) == ("builtins", "getattr"):  # members of enums in Python 3.11.2
+            return _member
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_type or (module.partition(".")[0] in ("torch", "pathlib") and name in _CONTENTS):
             return super().find_class(module, name)
