@@ -277,9 +277,9 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     batch_size
         Examples per update; default: the recipe's, 32 for modern.
     max_length
-        The longest sequence in tokens, special tokens included; longer texts are cut. Default: that
-        of a model for the same task, else the task's, or what holds 95 % of the training texts
-        whole, if that is more.
+        The longest sequence in tokens, special tokens included; longer texts are cut. Default: the
+        length of a model for the same task, else the task's; or the length that holds 95 % of the
+        training texts whole, if it is more.
     seeds
         Run several seeds: a count (5), or a list (3,14,15). Each run has a folder seed-N; model/
         is the best run's.

@@ -145,9 +145,9 @@ class FinetuneConfig:
         training: the optimizer, its schedule, the length of the run, and the interval of
             evaluations on the dev data. A rate or a length of "auto" is chosen by the model and
             the data (`finetuning.prepare`).
-        length: maximum length of a sequence in tokens, special tokens included. None: that of a
-            model for the same task, else the task's own, or the length that holds 95 % of the
-            training texts whole, if that is more.
+        length: maximum length of a sequence in tokens, special tokens included. None: the length of
+            a model for the same task, else the task's own; or the length that holds 95 % of the
+            training texts whole, if it is more.
         batch: sequences or tokens per update.
         microbatch_tokens: maximum number of tokens in memory at once; changes neither data nor
             update.

@@ -198,12 +198,8 @@ def prepare_run(
         settings = dataclasses.replace(settings, length=data.length)
         fresh, location = loaded.report.fresh_heads, loaded.folder
         unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
-        findings += [
-            *head_notes,
-            *inputs.findings,
-            *check_model(model.config, tokenizer, data.length),
-        ]
-        findings += data.findings
+        checks = check_model(model.config, tokenizer, data.length)
+        findings += [*head_notes, *inputs.findings, *checks, *data.findings]
         names, split = {**settings.sources, "unlabelled": str(source)}, inputs.split
     if settings.few_shot is not None:
         model, fresh, unpooled = with_vector_head(model, location), ("labels",), set()
@@ -252,11 +248,10 @@ def _head_to_keep(
         # A task that names its output itself reads a score, whatever its name.
         is_score = len(folder_labels) == 1 and labels == task.labels(())
         if {*folder_labels} == {*labels} or is_score:
-            listing = (
-                f", with the labels {listed(folder_labels, 5)}" if len(folder_labels) > 1 else ""
-            )
-            message = f"the head of the model is trained further{listing}; "
-            message += f"{setting('fresh', 'head')} starts it at random"
+            message = "the head of the model is trained further"
+            if len(folder_labels) > 1:
+                message += f", with the labels {listed(folder_labels, 5)}"
+            message += f"; {setting('fresh', 'head')} starts it at random"
             return True, labels if is_score else folder_labels, [Finding("heads", "note", message)]
         reason = f"its labels are {listed(folder_labels, 5)}, and the data has {listed(labels, 5)}"
     message = f"the head of the model is not used, and a new one starts at random: {reason}"

@@ -57,7 +57,6 @@ from bothways.tasks.predictions import CUT_TO_TOP, prediction_type
 from bothways.tasks.reranking.task import cross_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 from bothways.tasks.sentence_embedding.vectors import VectorType, check_widths, quantize, ranges_of
-from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextExample
 from bothways.training.encoding_checks import check_model
 
@@ -321,7 +320,7 @@ class Predictor:
                     return True
                 # A row of words and tags has lists, too, and a batch of such rows lists of lists.
                 nested = any(isinstance(item, list | tuple) for value in values for item in value)
-                return isinstance(self.task_model.task, TaggingTask) and not nested
+                return self.task_model.task.rows_of_lists and not nested
         texts = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
         return (texts and len(inputs) > 0) or isinstance(inputs, str) or is_example(inputs)
 
@@ -767,9 +766,10 @@ def open_task(
             raise ConfigError(message, where="device", fix="Set the device to cpu.")
         loaded = open_session(resolve_run(str(folder)), precision, runtime)
         task_model = _bind(loaded, task, length=length, settings=settings)
-        if isinstance(recorded := loaded.extra.get("source"), dict):
-            changed = {**recorded["settings"], **parse_overrides(settings)}
-            original = recorded["sha256"], length or recorded["length"], changed
+        match loaded.extra.get("source"):
+            case {"sha256": str(digest), "length": own_length, "settings": dict(own_settings)}:
+                changed = {**own_settings, **parse_overrides(settings)}
+                original = digest, length or own_length, changed
     return Predictor(
         task_model, precision, batch_invariant=batch_invariant, reopen=reopen, source=original
     )

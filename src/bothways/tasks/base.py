@@ -191,6 +191,8 @@ class Task(Generic[E, P]):
         example_input: the inputs of a request, for the OpenAPI document and to warm a server up;
             "[MASK]" is the mask of the model's tokenizer.
         model_class: the class that binds the task to a model.
+        rows_of_lists: whether all values of a row may be lists, such as words and their tags;
+            a dict of lists is otherwise a table of columns.
     """
 
     kind: str
@@ -206,6 +208,7 @@ class Task(Generic[E, P]):
     problem: ClassVar[Problem | None] = None
     example_input: ClassVar[Any] = "the cat sleeps in London"
     model_class: ClassVar[type[TaskModel[Any, Any]]]
+    rows_of_lists: ClassVar[bool] = False
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
         """Open a file, a Hub data set or the standard input ("-") and stream its examples.

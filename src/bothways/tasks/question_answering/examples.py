@@ -154,12 +154,6 @@ def _list(values: Mapping[str, Any], key: str, location: str) -> list[Any]:
     return list(values[key])
 
 
-def row_number(where: str) -> str:
-    """Return the number of a row in memory, which is its id without another: "input 3" → "3"."""
-    number = re.search(r" (\d+)$", where)
-    return number[1] if number else "1"
-
-
 def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
     """Return the question in a row.
 
@@ -182,7 +176,7 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
             answers, impossible = (), True
         elif answers is not None:
             impossible = False
-    key = str(row.get(columns.id, row_number(where)))
+    key = str(row.get(columns.id, where.rpartition(" ")[2]))  # in memory its number: "input 3"
     return Question(key, question, context, answers or (), impossible, where)
 
 

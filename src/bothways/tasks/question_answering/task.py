@@ -57,7 +57,6 @@ from bothways.tasks.question_answering.examples import (
     located,
     question_of,
     read_squad,
-    row_number,
 )
 from bothways.tasks.text_checks import check_examples, check_rows, report_rows
 from bothways.tasks.text_task import windows
@@ -229,7 +228,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         if len(texts) != 2:
             needs = 'a question with its context: {"question": "…", "context": "…"}'
             raise self.wrong_texts(texts, where, needs)
-        return Question(row_number(where), *texts, where=where)
+        return Question(where.rpartition(" ")[2], *texts, where=where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the head for spans, which has no dropout."""

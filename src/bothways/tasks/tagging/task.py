@@ -122,6 +122,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
 
     aliases = "entities named-entity-recognition ner pos tagging token-classification"
     model_class = Tagger
+    rows_of_lists = True
     metric = "f1"
     long_texts = "windows"
 
