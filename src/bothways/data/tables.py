@@ -414,10 +414,10 @@ def separator_advice(names: Many[str]) -> str | None:
 def holds_lines(source: str) -> bool:
     """Return True for a .json file with an object per line, as pandas and datasets write it."""
     with contextlib.closing(text_io.read_lines(source, split=True)) as lines:
-        filled = ((number, line.strip()) for number, line in lines if line.strip())
-        (first, line), (second, next_line) = next(filled, (0, "")), next(filled, (0, ""))
+        filled = (line.strip() for _, line in lines if line.strip())
+        first, second = next(filled, ""), next(filled, "")
     # No JSON value goes on with an object after a line that ends with one.
-    return first < second and line[:1] == "{" and line[-1:] == "}" and next_line[:1] == "{"
+    return first[:1] == "{" and first[-1:] == "}" and second[:1] == "{"
 
 
 def json_rows(location: str, lines: Lines) -> Iterator[TableRow]:
