@@ -100,19 +100,8 @@ def read(
         ConfigError: as in `load`; paths begin with `where`.
     """
     fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
-    carried = dict[str, Any]()
-    if type(base) in union:
-        # Another member keeps the values of the base in fields of equal type and default.
-        base_hints = _hints(type(base))
-        defaults = {field.name: _default(field) for field in _fields(base)}
-        carried = {
-            name: getattr(base, name)
-            for name, field in fields.items()
-            if name in defaults
-            and hints[name] == base_hints[name]
-            and _default(field) is not dataclasses.MISSING
-            and _default(field) == defaults[name]
-        }
+    # Another member keeps the values of the base in fields that mean the same.
+    kept = _shared(cls, type(base)) if type(base) in union else ()
     for key in tree:
         if key not in fields:
             path = join_path(where, key)
@@ -125,7 +114,8 @@ def read(
             raise _unknown("key", key, fields, path, _deeper(key, base))
     values = {}
     for name, field in fields.items():
-        below = getattr(base, name) if isinstance(base, cls) else carried.get(name, _default(field))
+        is_kept = isinstance(base, cls) or name in kept
+        below = getattr(base, name) if is_kept else _default(field)
         if name in tree:
             base_value = None if below is dataclasses.MISSING else below
             values[name] = _value(hints[name], tree[name], base_value, join_path(where, name))
@@ -324,21 +314,25 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
+def _shared(cls: type[Any], other: type[Any]) -> set[str]:
+    """Return the fields that mean the same in two members: those of equal type and default."""
+    defaults, hints = {field.name: _default(field) for field in _fields(other)}, _hints(other)
+    return {
+        field.name
+        for field in _fields(cls)
+        if field.name in defaults
+        and _hints(cls)[field.name] == hints[field.name]
+        and dataclasses.MISSING is not _default(field) == defaults[field.name]
+    }
+
+
 def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
     """Build a value of any type."""
     shape = _shape(hint)
-    if isinstance(raw, Replacement):  # the new member keeps what it would keep of a base
-        new = _value(hint, raw.new, _value(hint, raw.old, base, location), location)
-        if type(new) is not type(base):
-            return new
-        # Of the base's own kind: the rest is the base's, not the defaults of the kind.
-        tree = raw.new if isinstance(raw.new, Mapping) else {}
-        changed = {
-            field.name: getattr(new, field.name)
-            for field in _fields(new)
-            if field.name in tree or getattr(new, field.name) != _default(field)
-        }
-        return dataclasses.replace(base, **changed)
+    if isinstance(raw, Replacement):
+        cls, other = (_member(shape.classes, t, base, location) for t in (raw.new, raw.old))
+        lost = {field.name for field in _fields(other)} - _shared(cls, other) | {"kind"}
+        raw = {**{key: value for key, value in raw.old.items() if key not in lost}, **raw.new}
     if types.NoneType in shape.others and raw in (None, NONE):
         return None
     item = _item(hint)

@@ -121,10 +121,10 @@ def _merged(low: Any, high: Any, location: str) -> Any:
     if isinstance(low, Mapping) and (isinstance(high, Mapping) or str(high).isidentifier()):
         # A name is the kind of a table: a table of this kind, or without one, keeps its settings.
         kind = high.get("kind") if isinstance(high, Mapping) else high
-        if kind != NONE and kind is not None and low.get("kind", kind) != kind:
-            return Replacement(high, low)
-        if isinstance(high, str) and high != NONE:
-            high = {"kind": high}
+        if kind not in (NONE, None):
+            high = {"kind": kind} if isinstance(high, str) else high
+            if low.get("kind", kind) != kind:
+                return Replacement(high, low)
     if not isinstance(high, Mapping):
         return high
     match low:
@@ -150,9 +150,9 @@ def _merged(low: Any, high: Any, location: str) -> Any:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A table, or its kind, that replaces a table of another kind, such as a file's."""
+    """A table that replaces one of another kind, and keeps settings that mean the same in both."""
 
-    new: Tree | str
+    new: Tree
     old: Tree
 
 
