@@ -1,4 +1,4 @@
-"""TAB in bash, with the script that `bothways --install-completion` writes."""
+"""TAB in bash and zsh, with the script that `bothways --install-completion` writes."""
 
 import os
 import pty
@@ -9,36 +9,49 @@ import pytest
 
 from bothways.cli.main import app
 
-BASH = shutil.which("bash")
+SHELLS = {
+    "bash": (["--norc", "--noprofile"], "source ./_cyclopts_bothways"),
+    "zsh": (["-f"], "bindkey -e; fpath+=($PWD); autoload compinit; compinit -Du"),
+}
+"""Options without files of settings, and what loads the script in the folder."""
 
 
-@pytest.mark.skipif(BASH is None, reason="needs bash")
+@pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("bothways finet", "bothways finetune "),
-        ("bothways pretrain corp", "bothways pretrain corpus.d/"),
-        ("bothways finetune m trai", "bothways finetune m train.tsv "),
-        ("bothways pretrain c --config fi", "bothways pretrain c --config first.toml "),
-        ("bothways pretrain c --out corp", "bothways pretrain c --out corpus.d/"),
-        ("bothways finetune m t --dev=de", "bothways finetune m t --dev=de\\ v.tsv "),
+        ("bothways finet", "bothways|finetune|"),
+        ("bothways pretrain corp", "bothways|pretrain|corpus.d"),
+        ("bothways finetune m trai", "bothways|finetune|m|train.tsv|"),
+        ("bothways pretrain c --config fi", "bothways|pretrain|c|--config|first.toml|"),
+        ("bothways pretrain c --out corp", "bothways|pretrain|c|--out|corpus.d"),
+        ("bothways finetune m t --dev de", "bothways|finetune|m|t|--dev|de v.tsv|"),
     ],
 )
-def test_tab_completes_commands_and_file_names(line, completed, tmp_path, monkeypatch):
+def test_tab_completes_commands_and_file_names(line, completed, shell, tmp_path, monkeypatch):
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "corpus.d").mkdir()
     for name in ("train.tsv", "first.toml", "de v.tsv"):
         (tmp_path / name).touch()
-    script = tmp_path / "script"
-    app(
-        ["--install-completion", "--shell=bash", f"--output={script}"], result_action="return_value"
-    )
+    words = [
+        "--install-completion",
+        f"--shell={shell}",
+        f"--output={tmp_path / '_cyclopts_bothways'}",
+    ]
+    app(words, result_action="return_value")
     master, slave = pty.openpty()
     environment = {**os.environ, "PS1": "", "TERM": "dumb", "INPUTRC": os.devnull}
-    command = [BASH, "--norc", "--noprofile", "-i"]
-    typed = f"source {script}\n{line}\t\x01#\nexit\n"  # Ctrl-A #: the line is not run
+    options, load = SHELLS[shell]
+    typed = f"{load}\n{line}\t\x01printf '%s|' \nexit\n"  # Ctrl-A: prints the words of the line
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdin=slave, stdout=slave, stderr=slave
+        [shell, *options, "-i"],
+        cwd=tmp_path,
+        env=environment,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
     ):
         os.close(slave)
         os.write(master, typed.encode())

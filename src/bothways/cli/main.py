@@ -179,15 +179,19 @@ for _name in _HELP:
 
 
 def _install_completion(shell: str, output: Path | None, add_to_startup: bool) -> Path:
-    """Install the completion of a shell; bash completes names of files where it has no word.
+    """Install the completion of a shell, which completes names of files where it has no word.
 
     Most arguments are files, or may be. Readline adds the slash of a folder and quotes blanks.
     """
     path = app.install_completion(shell=shell, output=output, add_to_startup=add_to_startup)  # type: ignore[arg-type]
+    script = path.read_text("utf8")
     if shell == "bash":
-        script = path.read_text("utf8").replace('$(compgen -f -- "${cur}")', "")
-        options = "-o bashdefault -o default"
-        path.write_text(script.replace("\ncomplete -F ", f"\ncomplete {options} -F "), "utf8")
+        script = script.replace('$(compgen -f -- "${cur}")', "")
+        script = script.replace("\ncomplete -F ", "\ncomplete -o bashdefault -o default -F ")
+    if shell == "zsh":  # a message of _arguments keeps it from inserting anything
+        files = "  (( compstate[nmatches] )) || { compstate[insert]=unambiguous; _files }\n}\n"
+        script = script.rstrip().removesuffix("}") + files
+    path.write_text(script, "utf8")  # fish completes files by itself
     return path
 
 
