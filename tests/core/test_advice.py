@@ -40,6 +40,16 @@ def test_commands_are_spelled_for_an_interface(used, command, expected):
     assert render(call(command, "MODEL", out="FOLDER"), used) == expected
 
 
+@pytest.mark.parametrize(("used", "expected"), [
+    ("python", 'bothways.load("my model", …) labels="A, B", resume=False'),
+    ("command", "bothways predict 'my model' … --labels 'A, B' --no-resume"),
+    ("json", """bothways predict 'my model' … "labels": "A, B", "resume": false"""),
+])  # fmt: skip
+def test_values_are_literals_of_an_interface(used, expected):
+    message = f"{call('predict', 'my model', '…')} {argument(labels='A, B', resume=False)}"
+    assert render(message, used) == expected
+
+
 def test_errors_and_findings_have_the_words_of_the_process():
     error = DataError("no text", where="a.csv", fix=f"Name it: {argument(text='NAME')}.")
     again = pickle.loads(pickle.dumps(error))

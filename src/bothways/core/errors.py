@@ -97,50 +97,46 @@ def render(text: str, interface: Interface | None = None) -> str:
                 text = str(value).lower() if isinstance(value, bool) else str(value)
                 return shlex.quote(f"{path}={text}")
             case [str(path), value] if spelled == "python" and "." in path:
-                return f"**{{{json.dumps(path)}: {_python_value(value)}}}"
+                return f"**{{{json.dumps(path)}: {_literal(value, spelled)}}}"
             case [str(path), value]:
-                return _SPELLINGS[spelled]({path: value})
+                return _spelled({path: value}, spelled)
             case [None, [], dict(values)]:
-                return _SPELLINGS[spelled](values)
+                return _spelled(values, spelled)
             case [str(command), [*inputs], dict(values)]:
                 function = _FUNCTIONS.get(command) if spelled == "python" else None
-                if function is None:
-                    words = ["bothways", command, *map(str, inputs), _options(values)]
-                    return " ".join(filter(None, words))
-                words = [*map(_python_value, inputs), _python(values)]
-                return f"bothways.{function}({', '.join(filter(None, words))})"
+                style: Interface = "python" if function else "command"
+                words = [*(_literal(word, style) for word in inputs), _spelled(values, style)]
+                if function:
+                    return f"bothways.{function}({', '.join(filter(None, words))})"
+                return " ".join(["bothways", command, *filter(None, words)])
         return match[0]
 
     return _PARAMETERS.sub(spell, text)
 
 
-def _options(values: Mapping[str, Any]) -> str:
+def _spelled(values: Mapping[str, Any], interface: Interface) -> str:
+    """Return parameters with their values as keywords, options or members of an object."""
     words = []
     for name, value in values.items():
-        option = "--" + name.replace("_", "-")
-        flag = {True: option, False: f"--no-{option[2:]}"}
-        words.append(flag[value] if isinstance(value, bool) else f"{option} {value}")
-    return " ".join(words)
+        text, option = _literal(value, interface), name.replace("_", "-")
+        if interface != "command":
+            words.append(f"{name}={text}" if interface == "python" else f'"{name}": {text}')
+        elif isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words.append(f"--{option} {text}")
+    return (" " if interface == "command" else ", ").join(words)
 
 
-def _python_value(value: Any) -> str:
-    if not isinstance(value, str):
+def _literal(value: Any, interface: Interface) -> str:
+    """Return a value as an interface reads it; a placeholder, such as NAME, as it is."""
+    if isinstance(value, str) and _PLACEHOLDER.fullmatch(value):
+        return value
+    if interface == "command":
+        return shlex.quote(str(value))
+    if interface == "python" and not isinstance(value, str):
         return repr(value)
-    return value if _PLACEHOLDER.fullmatch(value) else json.dumps(value, ensure_ascii=False)
-
-
-def _python(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_python_value(value)}" for name, value in values.items())
-
-
-def _fields(values: Mapping[str, Any]) -> str:
-    items = values.items()
-    return ", ".join(
-        f'"{name}": {"true" if value is True else _python_value(value)}' for name, value in items
-    )
-
-
-_SPELLINGS = {"python": _python, "command": _options, "json": _fields}
+    return json.dumps(value, ensure_ascii=False)
 
 
 @contextlib.contextmanager
