@@ -79,6 +79,17 @@ def test_rows_of_model2vec_are_shared_and_weighted(tmp_path):
     np.testing.assert_allclose(bothways.load(folder).encode(TEXTS), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("mapping", "weights"), [([0] * 8 + [9], 9), ([[0]] * 9, 9), ([0] * 9, 4)])
+def test_a_mapping_or_weights_that_do_not_fit_are_refused(mapping, weights, tmp_path):
+    folder = make_folder(tmp_path / "static")
+    (file,) = folder.rglob("model.safetensors")
+    table, mapping = load_file(file)["embedding.weight"], torch.tensor(mapping)
+    save_file({"embeddings": table, "mapping": mapping, "weights": torch.rand(weights)}, file)
+    with pytest.raises(FolderError) as caught:
+        bothways.load(folder)
+    assert caught.value.where == file
+
+
 def test_a_machine_with_a_gpu_trains_them_on_its_processor(tmp_path, monkeypatch):
     names = list[str]()
 

@@ -141,11 +141,15 @@ def read_static(folder: Path) -> tuple[StaticEncoder, StaticTokenizer]:
     if main not in names or len(shapes.get(main, ())) != 2 or names != {*shapes}:
         message = f"holds {', '.join(sorted(shapes))[:200] or 'nothing'}, not the table of {STATIC}"
         raise FolderError(message, where=weights.file, fix=AGAIN)
-    table = weights.read(main).float()
-    if "mapping" in names:
-        table = table[weights.read("mapping").long()]
-    if "weights" in names:
-        table = table * weights.read("weights").float()[:, None]
+    try:
+        table = weights.read(main).float()
+        if "mapping" in names:
+            table = table.index_select(0, weights.read("mapping").long())
+        if "weights" in names:
+            table = table * weights.read("weights").float().reshape(len(table), 1)
+    except (IndexError, RuntimeError) as error:
+        message = "holds a mapping or weights that do not fit its vectors"
+        raise FolderError(message, where=weights.file, fix=AGAIN) from error
     file = folder / "tokenizer.json"
     content = read_utf8(file, TokenizerError)
     cut = parse_backend(content, file).truncation or {}
