@@ -18,7 +18,7 @@ from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_change
 from bothways.hub.adapter import TrainedAdapter
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.provenance import digest_of_model
-from bothways.hub.weight_files import Weights, open_adapter_weights
+from bothways.hub.weight_files import Weights, open_weights
 from bothways.lab.sweeps.significance import folders
 from bothways.model.config import EncoderConfig, Gated
 from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
@@ -162,12 +162,12 @@ def test_encoder_with_the_tokenizer_of_its_base(tmp_path, monkeypatch):
     change_settings(tmp_path / "adapter", SETTINGS, base_model_name_or_path="../base")
     opened = []
 
-    def open_once(folder: Path) -> Weights:
+    def open_once(folder: Path, names: tuple[str, ...]) -> Weights:
         opened.append(folder)
-        return open_adapter_weights(folder)
+        return open_weights(folder, names)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bothways.hub.adapter.open_adapter_weights", open_once)
+        patch.setattr("bothways.hub.adapter.open_weights", open_once)
         loaded = bothways.load_model(tmp_path / "adapter")
     assert opened == [tmp_path / "adapter"]
     batch = loaded.tokenizer.batch(["the good film"])

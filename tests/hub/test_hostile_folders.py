@@ -259,16 +259,18 @@ def test_bad_settings_are_refused(changes, message, folder):
     assert_refused(folder, message)
 
 
-def test_weights_that_a_user_may_not_read_are_not_called_incomplete(folder, monkeypatch):
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_a_user_may_not_read_are_not_called_incomplete(name, folder, monkeypatch):
     usual = Path.open
+    (folder / "model.safetensors").rename(folder / name)
 
     def open_file(path: Path, *arguments: Any, **settings: Any) -> Any:
-        if path.name == "model.safetensors":
+        if path.name == name:
             raise PermissionError(13, "Permission denied")
         return usual(path, *arguments, **settings)
 
     monkeypatch.setattr(Path, "open", open_file)
-    assert_refused(folder, "model.safetensors: permission denied")
+    assert_refused(folder, f"{name}: permission denied")
 
 
 @pytest.mark.parametrize(("name", "content", "message"), FILES)

@@ -22,7 +22,7 @@ from bothways.core.errors import FolderError
 from bothways.core.files import local_path, read_object
 from bothways.core.terminal import listed, quantity
 from bothways.hub.resolve import ADAPTER, require_types, resolve, resolve_run
-from bothways.hub.weight_files import AGAIN, Weights, open_adapter_weights, read_exact
+from bothways.hub.weight_files import ADAPTER_NAMES, AGAIN, Weights, open_weights, read_exact
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import KeyTable, TensorPlacement, Transpose
 
@@ -164,7 +164,7 @@ def read_adapter(folder: Path) -> Adapter | None:
     if (base / ADAPTER).is_file():
         message = f"names a base model that is an adapter itself, {base_name!r:.80}"
         raise FolderError(message, where=file, fix=_FIX)
-    weights = open_adapter_weights(folder)
+    weights = open_weights(folder, ADAPTER_NAMES)
     # PEFT calls the weight of an adapted layer LAYER.base_layer.weight.
     names = {
         name.removeprefix(_PREFIX).replace(".base_layer.", "."): name for name in weights.shapes

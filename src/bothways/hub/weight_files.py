@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -54,30 +54,29 @@ class Weights:
     adapter: str = ""
 
 
-def open_adapter_weights(folder: Path) -> Weights:
-    """Open the tensors of an adapter of PEFT; errors as `open_weights`."""
-    if (folder / ADAPTER_WEIGHTS).is_file():
-        return _open_safetensors(folder / ADAPTER_WEIGHTS)
-    if (pickled := folder / "adapter_model.bin").is_file():
-        return _open_pickle(pickled)
-    raise FolderError(f"holds no {ADAPTER_WEIGHTS}", where=folder, fix=AGAIN)
+ADAPTER_NAMES = (ADAPTER_WEIGHTS, "adapter_model.bin")
+_NAMES = (
+    "model.safetensors", "model.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+"""The files of weights in a folder, and the indexes of several; the first one is read."""
 
 
-def open_weights(folder: Path) -> Weights:
-    """Open `model.safetensors` or its shards, else `pytorch_model.bin` or its shards.
+def open_weights(folder: Path, names: Sequence[str] = _NAMES) -> Weights:
+    """Open the weights of a model, or under `ADAPTER_NAMES` those of an adapter of PEFT.
 
     Raises:
         FolderError: there are none, a file is missing, truncated or corrupt, or a pickle holds
             anything but tensors.
     """
-    for name, open_file in _READERS.items():
-        if (folder / name).is_file():
-            return _unwrap(open_file(folder / name))
-    message = f"holds no weights: none of {', '.join(_READERS)}"
+    for file in (folder / name for name in names):
+        if file.is_file():
+            return _unwrap(_open_shards(file) if file.suffix == ".json" else _open_file(file))
+    message = f"holds no weights: none of {', '.join(names)}"
     fix = "Weights for TensorFlow, Flax or ONNX alone cannot be read."
     files = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
     if files:
-        fix = f"It has {listed(files)}; rename the model's own weights to model.safetensors."
+        fix = f"It has {listed(files)}; rename the model's own weights to {names[0]}."
     for name, runtime in zip(get_args(Format), get_args(GraphRuntime), strict=True):
         if (folder / name).is_dir():
             command = call("predict", str(folder), runtime=runtime)
@@ -141,8 +140,6 @@ def unread_files(weights: Path) -> tuple[str, ...]:
 
 
 def _open_safetensors(file: Path) -> Weights:
-    with read_errors(file), file.open("rb"):  # the library calls an unreadable file a missing one
-        pass
     try:
         state = _state(file)
         with safe_open(file, framework="pt") as handle:
@@ -223,8 +220,7 @@ def _open_shards(index: Path) -> Weights:
         if not isinstance(name, str) or name not in files:
             message = f"names a shard that is not in its folder: {name!r:.80}"
             raise FolderError(message, where=index, fix="Download all shards.")
-    open_file = _READERS[index.name.removesuffix(".index.json")]
-    shards = {name: open_file(index.parent / name) for name in sorted(set(shard_of.values()))}
+    shards = {name: _open_file(index.parent / name) for name in sorted(set(shard_of.values()))}
     for tensor, name in shard_of.items():
         if tensor not in shards[name].shapes:
             message = f"says that {name} holds {tensor}, which it does not"
@@ -233,12 +229,10 @@ def _open_shards(index: Path) -> Weights:
     return Weights(index, shapes, lambda tensor: shards[shard_of[tensor]].read(tensor))
 
 
-_READERS: dict[str, Callable[[Path], Weights]] = {
-    "model.safetensors": _open_safetensors,
-    "model.safetensors.index.json": _open_shards,
-    "pytorch_model.bin": _open_pickle,
-    "pytorch_model.bin.index.json": _open_shards,
-}
+def _open_file(file: Path) -> Weights:
+    with read_errors(file), file.open("rb"):  # libraries call an unreadable file missing or wrong
+        pass
+    return _open_safetensors(file) if file.suffix == ".safetensors" else _open_pickle(file)
 
 
 def read_exact(weights: Weights, name: str) -> Tensor:
