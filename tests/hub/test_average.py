@@ -63,8 +63,11 @@ def test_further_layers_of_sentence_transformers_must_be_equal(tokenizer, tmp_pa
     for folder in folders:
         (folder / "2_Dense").mkdir()
         (folder / "2_Dense" / "model.safetensors").write_bytes(b"equal")
+    (folders[0] / "2_Dense" / "model.safetensors").chmod(0o444)
     bothways.average(folders, tmp_path / "mean")
-    assert (tmp_path / "mean" / "2_Dense" / "model.safetensors").read_bytes() == b"equal"
+    copy = tmp_path / "mean" / "2_Dense" / "model.safetensors"
+    assert copy.read_bytes() == b"equal"
+    assert copy.stat().st_mode & 0o200  # users who may not write there could not flush it
     (folders[1] / "2_Dense" / "model.safetensors").write_bytes(b"other")
     with pytest.raises(FolderError, match=r"2_Dense/model\.safetensors"):
         bothways.average(folders, tmp_path / "mean")

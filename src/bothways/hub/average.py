@@ -5,10 +5,9 @@ Sources: Izmailov et al. 2018 (checkpoints of one run); Wortsman et al. 2022 (fi
 
 from __future__ import annotations
 
-import fnmatch
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -61,18 +60,20 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
     if architecture is None:
         message = "names a class of transformers that is not known here"
         raise FolderError(message, where=template, fix="Average models of the classes of a family.")
+    files: dict[str, Any] = {
+        file.relative_to(template).as_posix(): file.read_bytes()
+        for pattern in MODEL_FILES
+        if not pattern.startswith("model")  # its weights
+        for path in template.glob(pattern)
+        for file in (path, *path.rglob("*"))
+        if file.is_file()
+    }
+    files[RECORD] = object_in(template / RECORD) | {"average": names}
+    files[RECORD].pop("metrics", None)  # of the first model
+    summary = f"Its weights are the mean of {quantity(len(names), 'model(s)')}: {', '.join(names)}."
+    card = render_card(Card("An average of models", summary), architecture)
     with replace_folder(target) as hidden:
-        for file in template.iterdir():
-            described = any(fnmatch.fnmatch(file.name, pattern) for pattern in MODEL_FILES)
-            if described and not file.name.startswith(("model.", "model-")):  # its weights
-                copy = shutil.copytree if file.is_dir() else shutil.copyfile
-                copy(file, hidden / file.name)
-        record = object_in(hidden / RECORD) | {"average": names}
-        record.pop("metrics", None)  # of the first model
-        count = quantity(len(names), "model(s)")
-        summary = f"Its weights are the mean of {count}: {', '.join(names)}."
-        card = render_card(Card("An average of models", summary), architecture)
-        write_files(hidden, {RECORD: record}, card)
+        write_files(hidden, files, card)
         write_weights(hidden / WEIGHTS, tensors)
     return [*names]
 
