@@ -1,6 +1,7 @@
 """Text for terminals, pages and messages."""
 
 import copy
+import io
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,12 @@ def test_control_characters_of_labels_do_not_reach_tables(capsys):
     assert not {"\x1b", "\x07", "\x9b"} & {*printed}
 
 
-def test_a_closed_standard_error_discards_and_has_no_descriptor():
-    """As after 2>&- in a shell."""
-    stream = ErrorStream(None)
+@pytest.mark.parametrize("closed_by", ["shell", "program"])
+def test_a_closed_standard_error_discards_and_has_no_descriptor(closed_by):
+    """As after 2>&- in a shell, or after sys.stderr.close()."""
+    stderr = io.StringIO()
+    stderr.close()
+    stream = ErrorStream(None if closed_by == "shell" else stderr)
     assert (stream.write("lost"), stream.isatty(), stream.encoding) == (4, False, "utf-8")
     with pytest.raises(OSError, match="standard error is closed"):
         stream.fileno()

@@ -108,14 +108,15 @@ class ErrorStream(io.TextIOBase):
     After its reader or its terminal is gone, or its disk is full, output is discarded.
 
     Args:
-        stream: standard error; None if it was closed before Python started.
+        stream: standard error; None if it was closed before Python started. The host program may
+            have closed it, too.
 
     Attributes:
         failure: the error after which output is discarded; None if there was none.
     """
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self._stream = None if getattr(stream, "closed", False) else stream
         self.failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
