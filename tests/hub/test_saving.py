@@ -346,6 +346,17 @@ def test_a_folder_is_uploaded_without_foreign_files(tmp_path, api):
     assert api.repos == {"me/mine": True}
     written = {"README.md", "bothways.json", "config.json", "model.safetensors"}
     assert set(api.files) == written | {*beside}
+    for name, value in (("tokenizer", tokenizer(tmp_path)), ("card", Card())):
+        with pytest.raises(ConfigError) as caught:
+            push_to_hub(tmp_path, "me/mine", **{name: value})
+        assert caught.value.where == name
+
+
+def test_weights_of_torch_are_uploaded(tmp_path, api):
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    push_to_hub(folder, "me/mine")
+    assert {*api.files} == {"config.json", "pytorch_model.bin"}
 
 
 def test_a_model_in_memory_is_saved_and_uploaded(api):

@@ -584,8 +584,7 @@ def push_to_hub(
     Args:
         source: a model folder, the folder of a run, or a model in memory, which is saved first.
         repo_id: the repository, as owner/name.
-        tokenizer: of a model in memory.
-        card: of a model in memory.
+        tokenizer, card: of a model in memory; a folder has its own.
         private: whether a new repository is private; None means the owner's default.
         message: the commit message.
 
@@ -594,6 +593,7 @@ def push_to_hub(
 
     Raises:
         FolderError: `source` is not a model folder, or the Hub refuses the upload.
+        ConfigError: a tokenizer or a card is given for a folder.
 
     Examples:
         >>> push_to_hub("my-classifier", "me/my-classifier")  # doctest: +SKIP
@@ -603,6 +603,9 @@ def push_to_hub(
             folder = Path(temporary) / "model"
             save_model(folder, source, tokenizer, card=card)
             return push_to_hub(folder, repo_id, private=private, message=message)
+    if tokenizer is not None or card is not None:
+        message = "is of a model in memory, and a folder is uploaded as it is"
+        raise ConfigError(message, where="tokenizer" if card is None else "card")
     folder = local_path(resolve_run(str(source)))
     if not is_model_folder(folder):
         fix = "Give the folder that save_model wrote."
@@ -611,7 +614,7 @@ def push_to_hub(
     from huggingface_hub.errors import HfHubHTTPError
 
     # The patterns keep other files of the folder, such as notebooks, out of a public repository.
-    api, patterns = HfApi(), [*MODEL_FILES, "README.md"]
+    api = HfApi()
     try:
         with contextlib.suppress(HfHubHTTPError):  # other calls wait without end for an answer
             api.model_info(repo_id, timeout=constants.HF_HUB_ETAG_TIMEOUT)
@@ -620,7 +623,7 @@ def push_to_hub(
             repo_id=repo.repo_id,
             folder_path=folder,
             commit_message=message,
-            allow_patterns=[f"{name}/*" if "]_" in name else name for name in patterns],
+            allow_patterns=[f"{name}/*" if "]_" in name else name for name in _FILES],
         )
     except hub_errors() as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
