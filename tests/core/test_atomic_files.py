@@ -9,6 +9,10 @@ import pytest
 from bothways.core import files
 from bothways.core.errors import ConfigError, DataError, ResourceError, os_errors
 from bothways.core.files import check_output_path, replace_file, replace_folder, replace_text
+from bothways.data.corpus import Corpus
+from bothways.data.text_io import file_at
+from bothways.hub.resolve import resolve
+from bothways.text.tokenizer import Tokenizer
 
 
 def write_model(parent: Path, text: str) -> Path:
@@ -80,6 +84,21 @@ def test_a_place_without_permission_is_refused_before_work(tmp_path, monkeypatch
     with pytest.raises(ResourceError, match=r"page\.html: permission denied"):
         check_output_path(tmp_path / "page.html")
     check_output_path(tmp_path / "inner" / "page.html")
+
+
+@pytest.mark.parametrize("open_path", [file_at, resolve, Tokenizer.load, Corpus.open])
+def test_a_path_that_a_user_may_not_see_is_not_called_missing(open_path, tmp_path, monkeypatch):
+    usual = os.stat
+
+    def stat(path: str, *arguments: object, **settings: object) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "locked")):  # root may look anywhere
+            raise PermissionError(13, "Permission denied", path)
+        return usual(path, *arguments, **settings)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(ResourceError) as caught:
+        open_path(str(tmp_path / "locked" / "inner"))
+    assert caught.value.where == str(tmp_path / "locked" / "inner")
 
 
 def test_a_text_with_a_name_that_is_not_utf8_is_refused(tmp_path):

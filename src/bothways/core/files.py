@@ -54,11 +54,21 @@ def local_path(name: str | os.PathLike[str]) -> Path:
 
     Raises:
         ConfigError: the name is empty, which pathlib takes for the working folder.
+        ResourceError: this user may not look into the folder, or the one that it is in.
     """
     if not os.fspath(name):
         fix = "Name one, or check the variable that gives it."
         raise ConfigError("the name of a file or folder is empty", fix=fix)
-    return Path(os.path.expanduser(name))
+    path = Path(os.path.expanduser(name))
+    try:
+        # `Path.exists` is False without permission in Python 3.14, where older ones raise an error.
+        os.stat(os.path.join(path, "."))  # of a folder also its entries
+    except PermissionError as error:
+        fix = "Give this user read permission."
+        raise ResourceError("permission denied", where=os.fspath(name), fix=fix) from error
+    except (OSError, ValueError):  # a file, or a path that does not exist
+        pass
+    return path
 
 
 def require_text(text: str) -> None:
