@@ -113,7 +113,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     normalised = embedder.similarity_name == "cosine"
     record = old or IndexRecord(
         str(Path(name).resolve()) if Path(name).exists() else name,
-        digest_of_model(name, whole=True), task.width(embedder.task_model.model),
+        digest_of_model(name), task.width(embedder.task_model.model),
         normalised, stored or "fp32", 0.0, settings, length,
         (task.role_prompt("query"), task.role_prompt("document")),
     )  # fmt: skip

@@ -120,15 +120,23 @@ def test_a_server_needs_nothing_that_windows_lacks(films, monkeypatch):
 
 def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
-    digest = digest_of_model(str(copy), whole=True)
-    assert digest == digest_of_model(str(folder), whole=True)
+    digest = digest_of_model(str(copy))
+    assert digest == digest_of_model(str(folder))
     (copy / "notes.txt").write_text("a")
-    assert digest_of_model(str(copy), whole=True) == digest
+    assert digest_of_model(str(copy)) == digest
     for name in ("modules.json", "1_Pooling/config.json", "config.json"):
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).write_text(f'{{"{name}": 1}}')
-        assert digest_of_model(str(copy), whole=True) != digest
-        digest = digest_of_model(str(copy), whole=True)
+        assert digest_of_model(str(copy)) != digest
+        digest = digest_of_model(str(copy))
+    # In older folders of sentence-transformers the pooling is around the model.
+    shutil.copytree(folder, tmp_path / "old" / "0_Transformer")
+    modules = [{"type": "models.Transformer", "path": "0_Transformer"}]
+    (tmp_path / "old" / "modules.json").write_text(json.dumps(modules))
+    digest = digest_of_model(str(tmp_path / "old"))
+    (tmp_path / "old" / "1_Pooling").mkdir()
+    (tmp_path / "old" / "1_Pooling" / "config.json").write_text("{}")
+    assert digest_of_model(str(tmp_path / "old")) != digest
 
 
 def test_a_server_needs_a_thread(folder):

@@ -99,7 +99,7 @@ class PreparedRun:
         if self.settings.teacher is not None:
             data["teacher"] = digest_of_model(self.settings.teacher.folder)
         if (guide := guide_of(self.settings.task)) is not None:
-            data["guide"] = digest_of_model(guide, whole=True)
+            data["guide"] = digest_of_model(guide)
         return without_places(configs.to_dict(self.settings)) | {"data": data}
 
     def origin(self) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Data and models are identified by their SHA-256; their paths do not matter.
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import hashlib
 import json
@@ -21,16 +20,11 @@ from bothways.hub.hf_config import RECORD
 from bothways.hub.resolve import (
     MODEL_FILES,
     PICKLE_FILES,
-    SENTENCE_FILES,
+    modules_folder,
     object_in,
     resolve,
     resolve_run,
 )
-
-_DECISIVE = tuple(
-    name for name in (*MODEL_FILES, *PICKLE_FILES) if name not in (*SENTENCE_FILES, RECORD)
-)
-"""The files of a model that training depends on: configuration, tokenizer, weights."""
 
 
 def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,34 +33,30 @@ def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain[name] for name in plain if name not in ("model", "train", "dev")}
 
 
-def digest_of_model(name: str, *, whole: bool = False) -> str:
-    """Return the SHA-256 of a model's configuration, tokenizer and weights.
+def digest_of_model(name: str) -> str:
+    """Return the SHA-256 of everything in a model folder that its predictions depend on.
+
+    PyTorch's files count only where there is no safetensors file, which is read in their place.
 
     Args:
         name: a model folder, the folder of a run, or an id on the Hub.
-        whole: whether everything counts that predictions depend on: also the record of the task
-            and the files of sentence-transformers, but PyTorch's files only where there is no
-            safetensors file.
     """
-    folder, patterns = resolve(resolve_run(name)), _DECISIVE
-    if whole:
-        # Where both exist, only safetensors are read: a pickle next to them changes nothing.
-        pickles = () if any(folder.glob("*model*.safetensors")) else PICKLE_FILES
-        patterns = (*MODEL_FILES, *pickles)
-    # Names and contents of the files, and of those in folders.
-    matching = [
-        path
-        for path in folder.iterdir()
-        if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)
-    ]
-    inner = [file for path in matching if path.is_dir() for file in path.rglob("*")]
-    files = sorted(file for file in (*matching, *inner) if file.is_file())
-    names = ((file.relative_to(folder).as_posix(), file) for file in files)
-    lines = "".join(f"{path} {_digest(file, stamp(file))}\n" for path, file in names)
+    folder = resolve(resolve_run(name))
+    root = modules_folder(folder)  # of older sentence encoders the folder around it
+    pickles = () if any(folder.glob("*model*.safetensors")) else PICKLE_FILES
+    files = {
+        file
+        for pattern in (*MODEL_FILES, *pickles)
+        for path in (*folder.glob(pattern), *root.glob(pattern))
+        for file in (path, *path.rglob("*"))
+        if file.is_file()
+    }
+    named = sorted((file.relative_to(root).as_posix(), file) for file in files)
+    lines = "".join(f"{path} {_digest(file, stamp(file))}\n" for path, file in named)
     digest, adapter = hashlib.sha256(lines.encode()).hexdigest(), read_adapter(folder)
     if adapter is None:
         return digest
-    digest += digest_of_model(str(adapter.base), whole=whole)
+    digest += digest_of_model(str(adapter.base))
     return hashlib.sha256(digest.encode()).hexdigest()
 
 

@@ -180,7 +180,7 @@ class Predictor:
         if self._source is not None:
             return self._source
         folder, length, settings = self.opened_from()
-        return digest_of_model(folder, whole=True), length, settings
+        return digest_of_model(folder), length, settings
 
     def __repr__(self) -> str:
         task_model = self.task_model

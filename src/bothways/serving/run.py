@@ -84,7 +84,7 @@ def open_app(
         predictor = open_task(
             folder, task, length=length, device=device, precision=precision, batch_invariant=True
         )
-        digest = digest_of_model(folder, whole=True)
+        digest = digest_of_model(folder)
         facts = model_facts(folder, predictor.task_model.labels)
         opened[name] = ServedModel(name, predictor, int(time.time()), digest, facts)
     return App(opened, indexes=open_indexes(indexes, opened.values(), length), **options)

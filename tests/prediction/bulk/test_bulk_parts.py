@@ -436,11 +436,14 @@ def test_mistakes_are_told_before_any_work(begun, tmp_path, change, kind, messag
     assert not [*place.glob("part-*")]
 
 
-def test_another_model_of_the_same_name_does_not_continue(tmp_path):
+@pytest.mark.parametrize("name", ["config.json", "bothways.json", "1_Pooling/config.json"])
+def test_another_model_of_the_same_name_does_not_continue(name, tmp_path):
     folder, asked = make_classifier(tmp_path), request(str(tmp_path / "classifier"), tmp_path)
     predict_files(asked, tmp_path / "out")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"id2label": {"0": "a", "1": "b"}}))
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(settings | {"id2label": {"0": "a", "1": "b"}}))
     with pytest.raises(ConfigError, match="the folder was begun with sha256 of the model"):
         predict_files(asked, tmp_path / "out")
 

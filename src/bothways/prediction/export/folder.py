@@ -353,7 +353,7 @@ def _write_companions(
         model_folder.VOCABULARY: model_folder.vocabulary_digest(tokenizer),
         "task": configs.to_dict(task_model.task),
         "length": task_model.length,
-        "source": {**opened, "sha256": digest_of_model(str(source), whole=True)},
+        "source": {**opened, "sha256": digest_of_model(str(source))},
     }
     if (calibration := model_folder.read_record(source).get("calibration")) is not None:
         record["calibration"] = calibration

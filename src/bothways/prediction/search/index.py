@@ -475,7 +475,7 @@ def open_embedder(
             embedder = Predictor(rebound(model.task_model, record.settings, record.length))
     else:
         if record is not None:
-            _check_model(model, digest_of_model(model, whole=True), record)
+            _check_model(model, digest_of_model(model), record)
             length, settings = record.length, record.settings
         embedder = open_task(
             model, "embed", length=length, precision=precision, device=device,
