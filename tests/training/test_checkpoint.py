@@ -158,12 +158,12 @@ def test_progress_of_another_form_is_refused(saved):
     assert "checkpoint before it" in refused(saved, r"progress.json is damaged\n").fix
 
 
-@pytest.mark.parametrize("change", [{"format": 3, "bothways": "9.0"}, {"format": None}])
+@pytest.mark.parametrize("change", [{"format": 9, "bothways": "9.0"}, {"format": None}])
 def test_another_format_is_refused(saved, change):
     manifest = json.loads((saved / "manifest.json").read_text()) | change
     (saved / "manifest.json").write_text(json.dumps(manifest))
     message = f"is of format {change['format']}, by bothways {manifest['bothways']}; "
-    refused(saved, message + "bothways .* reads formats 1 and 2")
+    refused(saved, message + "bothways .* reads formats 1 and 3")
 
 
 def test_another_run_is_refused_and_the_difference_named(saved):
@@ -210,6 +210,15 @@ def test_weights_that_are_no_safetensors_are_refused(saved):
     (saved / "model.safetensors").write_bytes(b"no tensors")
     sign_again(saved)
     refused(saved, "model.safetensors does not fit this model")
+
+
+def test_a_machine_that_lacks_the_folder_is_one_message(saved):
+    checkpoint = read_checkpoint(saved)
+    shutil.rmtree(saved)
+    training_module, optimizer = trained()
+    with pytest.raises(ResourceError, match="cannot be read") as caught:
+        checkpoint.restore(RunTensors(training_module, optimizer, SINGLE), CONFIG)
+    assert caught.value.where == saved
 
 
 def test_another_optimizer_is_refused(saved):

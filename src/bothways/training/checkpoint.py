@@ -1,7 +1,7 @@
 """Checkpoints: folders from which a run continues as if it had never stopped.
 
     step-120/model.safetensors   weights, and state.pt, optimizer and random state (`saved_state`);
-             shards/             of a large sharded model instead, one file a rank
+             shards/             of a large sharded model instead, one such file a rank
              progress.json       progress, metrics and the run's configuration
              manifest.json       format, and the sha256 of each of these; written last
 
@@ -40,7 +40,7 @@ from torch import Tensor
 import bothways
 from bothways.core import errors
 from bothways.core.config.values import flatten, require_at_least
-from bothways.core.errors import argument
+from bothways.core.errors import argument, read_errors
 from bothways.core.files import (
     HIDDEN,
     LOCK,
@@ -164,6 +164,8 @@ class Checkpoint:
                 began += f", which are in {file}"
             fix = f"Continue with {began}, or start a run in another folder."
             raise errors.CheckpointError(message, where=self.folder, fix=fix)
+        with read_errors(self.folder):  # the main rank has verified it, maybe on another machine
+            (self.folder / MANIFEST).stat()
         saved_state.load_weights(self.folder, tensors.training_module)
         random = saved_state.load_state(self.folder, tensors.optimizer)
         plan, device = tensors.plan, device_of(tensors.training_module)

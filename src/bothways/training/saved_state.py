@@ -1,12 +1,12 @@
 """The files of a checkpoint, written and read: its tensors are whole in one file, or in parts, one
-file a rank, by torch's distributed checkpoints (DCP).
+file a rank.
 
     model.safetensors   weights, whole
-    shards/             weights and the optimizer's moments, in parts
+    shards/             weights and the optimizer's moments; a file has the rows of its rank
     state.pt            the rest: whole moments, counts, settings of groups, random state
 
 Parameters that modules share are stored once. Both kinds are read by any plan and any number of
-ranks: a rank takes its part of a whole file, and DCP finds in the files of others what it needs.
+ranks: a rank takes its part of each tensor, which it joins from the rows in all files.
 
 The moving average of the weights (`Average`) is a submodule of the module that is trained:
 checkpoints hold it, and a resumed run continues it.
@@ -15,18 +15,16 @@ checkpoints hold it, and a resumed run continues it.
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import pickle
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import bothways
@@ -38,12 +36,13 @@ from bothways.training import parallel
 from bothways.training.schedules import RunState
 
 WEIGHTS, STATE, SHARDS = "model.safetensors", "state.pt", "shards"
-_RETRY = f"Every rank reads all parts: look at the disk, then {AGAIN}."
 WHOLE_BYTES = 2**30
 """Checkpoints of sharded models up to this size are written whole, by the main rank."""
 
-WHOLE, IN_PARTS = 1, 2
+WHOLE, IN_PARTS = 1, 3
 """The formats of checkpoints."""
+_MOMENTS = "optimizer/"
+"""The prefix of moments in the files of shards: optimizer/NUMBER OF THE PARAMETER/NAME."""
 PROGRESS, MANIFEST = "progress.json", "manifest.json"
 _MAKE_ROOM = f"Make room, then {AGAIN}: the checkpoints before are whole."
 
@@ -102,8 +101,8 @@ def save_checkpoint(
         PROGRESS: {"progress": progress.to_json(), "metrics": dict(metrics), "config": config},
     }
     if plan.sharding is not None and tensors.nbytes > WHOLE_BYTES:
-        shards = {f"weights/{name}": tensor for name, tensor in weights.items()} | {
-            f"optimizer/{number}/{name}": tensor
+        shards = weights | {
+            f"{_MOMENTS}{number}/{name}": tensor
             for number, values in of_parameters.items()
             for name, tensor in values.items()
             if parallel.is_part(tensor)
@@ -122,30 +121,33 @@ def save_checkpoint(
     }
     if keep:
         with replace_folder(folder, _MAKE_ROOM) as hidden:
-            save_file({n: value.contiguous() for n, value in weights.items()}, hidden / WEIGHTS)
+            _write_tensors(hidden / WEIGHTS, weights)
             _write_rest(hidden, rest, WHOLE, {WEIGHTS: file_digest(hidden / WEIGHTS)})
-            # safetensors creates files that only their owner can read, whatever the umask.
-            (hidden / WEIGHTS).chmod((hidden / STATE).stat().st_mode)
 
 
 def _save_parts(
     folder: Path, plan: parallel.Plan, shards: Mapping[str, Tensor], rest: Mapping[str, Any]
 ) -> None:
     """Write a checkpoint in parts; all ranks call this."""
-    hidden = hidden_folder(folder)
+    assert plan.sharding is not None
+    # Where each machine has the whole model, the first one writes it.
+    writers = plan.world if plan.sharding.over == "all" else plan.local_world
+    hidden, name = hidden_folder(folder), f"{SHARDS}/{plan.rank:05}.safetensors"
+    # What is in no parts is on all ranks.
+    rows = {n: t for n, t in shards.items() if parallel.is_part(t) or parallel.is_main(plan)}
     with contextlib.ExitStack() as stack:
         replaced = replace_folder(folder, _MAKE_ROOM)
         parallel.from_main_rank(plan, lambda: stack.enter_context(replaced))
 
         def write() -> dict[str, str]:
-            """Write the files of this rank; return their digests."""
+            """Write the file of this rank, if it has one; return its digest."""
+            if plan.rank >= writers:
+                return {}
             with os_errors(folder, _MAKE_ROOM):
-                hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
-                write_shards(hidden, shards)
-                files = sorted((hidden / SHARDS).glob(f"__{plan.rank}_*"))
-                if parallel.is_main(plan):
-                    files.append(hidden / SHARDS / ".metadata")  # the table of contents
-                return {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
+                (hidden / SHARDS).mkdir(exist_ok=True)
+                own_rows = zip(rows, parallel.own_parts(rows.values()), strict=True)
+                _write_tensors(hidden / name, dict(own_rows))
+                return {name: file_digest(hidden / name)}
 
         tables = parallel.on_all_ranks(plan, write)
         if parallel.is_main(plan):
@@ -153,15 +155,12 @@ def _save_parts(
             _write_rest(hidden, rest, IN_PARTS, digests)
 
 
-def write_shards(folder: Path, shards: Mapping[str, Tensor]) -> None:
-    """Write this rank's part of tensors; all ranks call this.
-
-    Raises:
-        OSError: on all ranks, if one cannot write.
-    """
-    writer = _writer(folder / SHARDS)
-    with _error_of_a_rank():
-        _dcp().save(dict(shards), storage_writer=writer)
+def _write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors as safetensors."""
+    file.touch()
+    mode = file.stat().st_mode
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    file.chmod(mode)  # safetensors lets only the owner read, whatever the umask
 
 
 def _write_rest(
@@ -186,23 +185,17 @@ def load_weights(folder: Path, training_module: TrainingModule) -> None:
     Raises:
         CheckpointError: tensors are missing, too many or of another shape.
     """
-    targets = training_module.trained_state()
-    if (folder / SHARDS).is_dir():
-        names = [same[0] for same in _same_tensors(training_module)]
-        stored = {f"weights/{name}": targets[name] for name in names}
-        _read_parts(folder, stored, "weights/")
-        return
+    targets, shards = training_module.trained_state(), _shard_files(folder)
     try:
-        stored = load_file(folder / WEIGHTS, device=str(device_of(training_module)))
-        shapes = {name: tensor.shape for name, tensor in stored.items()}
-        if differences := _differences(_same_tensors(training_module), shapes, targets):
-            raise RuntimeError(differences)
-        shards = {
-            name: parallel.own_part_of(tensor, targets[name]) for name, tensor in stored.items()
+        stored = {
+            name: parallel.own_part_of(tensor, targets.get(name))
+            for name, tensor in _read_tensors(shards or [folder / WEIGHTS], moments=False)
         }
-        training_module.load_state_dict(shards, strict=False)
+        if differences := _differences(_same_tensors(training_module), stored, targets):
+            raise RuntimeError(differences)
+        training_module.load_state_dict(stored, strict=False)
     except (RuntimeError, SafetensorError) as error:
-        raise misfit(folder, WEIGHTS, error) from error
+        raise misfit(folder, SHARDS if shards else WEIGHTS, error) from error
 
 
 def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -217,28 +210,37 @@ def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tens
     try:
         saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         state = saved["optimizer"]
-        if (folder / SHARDS).is_dir():
-            # The optimizer has no state yet: moments are read into tensors like the parameters.
-            shards = {
-                name: torch.zeros_like(parameters[int(name.split("/")[1])])
-                for name in _metadata(folder)
-                if name.startswith("optimizer/")
-            }
-            _read_parts(folder, shards, "optimizer/")
-            for path, tensor in shards.items():
-                _, number, name = path.split("/", 2)
-                state["state"][int(number)][name] = tensor
-        else:
-            for number, values in state["state"].items():
-                target = parameters[number]
-                for name, value in values.items():
-                    if isinstance(value, Tensor) and value.shape == target.shape:
-                        values[name] = parallel.own_part_of(value, target)
+        for number, values in state["state"].items():
+            target = parameters[number]
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.shape == target.shape:
+                    values[name] = parallel.own_part_of(value, target)
+        for path, tensor in _read_tensors(_shard_files(folder), moments=True):
+            number, name = path.removeprefix(_MOMENTS).split("/", 1)
+            moment = parallel.own_part_of(tensor, parameters[int(number)])
+            state["state"][int(number)][name] = moment
         optimizer.load_state_dict(state)
-    except (RuntimeError, ValueError, IndexError, pickle.UnpicklingError) as error:
+    except (RuntimeError, ValueError, LookupError, pickle.UnpicklingError) as error:
         raise misfit(folder, STATE, error) from error
     random: dict[str, Tensor] = saved["random"]
     return random
+
+
+def _shard_files(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint in parts, in the order of rows; none of a whole one."""
+    return sorted((folder / SHARDS).glob("*.safetensors"))
+
+
+def _read_tensors(files: Iterable[Path], moments: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights or the moments in files, joined from the rows in each; one at a time."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(safe_open(file, "pt")) for file in files]
+        tables = [{*file.keys()} for file in opened]
+        for name in sorted(set().union(*tables)):
+            if name.startswith(_MOMENTS) == moments:
+                pairs = zip(opened, tables, strict=True)
+                rows = [file.get_tensor(name) for file, names in pairs if name in names]
+                yield name, torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
 def misfit(folder: Path, name: str, error: Exception) -> CheckpointError:
@@ -260,130 +262,23 @@ def _same_tensors(training_module: TrainingModule) -> list[list[str]]:
 
 
 def _differences(
-    required: Iterable[list[str]], stored: Mapping[str, Any], targets: Mapping[str, Tensor]
+    required: Iterable[list[str]], stored: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> str:
     """Describe tensors that are missing, unknown or of another shape; empty if all fit.
 
     Args:
         required: the names of each tensor; one of them must be there.
-        stored: shapes by name.
     """
     missing = [names[0] for names in required if not any(name in stored for name in names)]
     differing = [
-        f"{name} is {[*shape]}, not {[*targets[name].shape]}"
-        for name, shape in stored.items()
-        if name in targets and shape != targets[name].shape
+        f"{name} is {[*tensor.shape]}, not {[*targets[name].shape]}"
+        for name, tensor in stored.items()
+        if name in targets and tensor.shape != targets[name].shape
     ]
     extra = [name for name in stored if name not in targets]
     lists = {"missing": missing, "unexpected": extra}
     texts = [f"{title}: {', '.join(names)}" for title, names in lists.items() if names]
     return "; ".join([*texts, *differing])
-
-
-def _dcp() -> Any:
-    """Return torch's module of distributed checkpoints, which takes a second to import."""
-    import torch.distributed.checkpoint as dcp
-
-    return dcp
-
-
-def _writer(folder: Path) -> Any:
-    """Return torch's writer of parts, which raises the error of the disk as it is."""
-
-    class Writer(_dcp().FileSystemWriter):
-        """Raises OSError where `torch.save` hides it, since other ranks get no context of it."""
-
-        def write_data(self, plan: Any, planner: Any) -> Any:
-            """Write the file of this rank."""
-            try:
-                return super().write_data(plan, planner)
-            except RuntimeError as error:
-                if isinstance(error.__context__, OSError):
-                    raise error.__context__ from None
-                raise
-
-    return Writer(folder)
-
-
-@contextlib.contextmanager
-def _error_of_a_rank() -> Iterator[None]:
-    """Raise the error of the first rank that failed instead of torch's report about all of them.
-
-    That report is no `Exception`, and its message is a traceback.
-    """
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    try:
-        yield
-    except CheckpointException as report:
-        rank, (error, _) = min(report.failures.items(), key=lambda failed: failed[0])
-        if isinstance(error, OSError) and error.errno is not None:
-            message = f"{error.strerror} (rank {rank})"
-            raise OSError(error.errno, message, error.filename) from report
-        raise error from report
-
-
-_CONTENTS = {
-    "Metadata", "StorageMeta", "ChunkStorageMetadata", "MetadataIndex", "TensorStorageMetadata",
-    "TensorProperties", "_MEM_FORMAT_ENCODING", "_StorageInfo",
-    "_get_layout", "Size", "Path", "PosixPath", "WindowsPath",
-}  # fmt: skip
-"""The names in torch's table of contents, next to types of numbers. A table of tensors alone: torch
-reads any other value by an unpickler, too."""
-
-
-def _member(kind: Any, name: str) -> enum.Enum:
-    """Return a member of an enum, for which Python 3.11.2 pickles a call of `getattr`."""
-    if not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
-        raise pickle.UnpicklingError("it reads an attribute, which may run code")
-    return kind[name]
-
-
-class _Contents(pickle.Unpickler):
-    """Reads torch's table of contents, and runs no other code: torch itself reads any pickle."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a class by name; raise UnpicklingError for any other than those of a table."""
-        if (module, name) == ("builtins", "getattr"):  # members of enums in Python 3.11.2
-            return _member
-        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_type or (module.partition(".")[0] in ("torch", "pathlib") and name in _CONTENTS):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which may run code")
-
-
-def _metadata(folder: Path) -> Mapping[str, Any]:
-    """Return the table of contents, without which no part is read.
-
-    Raises:
-        CheckpointError: it is none.
-    """
-    try:
-        with (folder / SHARDS / ".metadata").open("rb") as file:
-            tensors: Mapping[str, Any] = _Contents(file).load().state_dict_metadata
-    except (pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError,
-            AttributeError) as error:  # fmt: skip
-        message = f"{SHARDS}/.metadata is not a table of tensors: {error}"
-        fix = "Delete the folder to continue from the checkpoint before it."
-        raise CheckpointError(message, where=folder, fix=fix) from error
-    return tensors
-
-
-def _read_parts(folder: Path, targets: dict[str, Tensor], prefix: str) -> None:
-    """Read parts into tensors of the same names."""
-    dcp = _dcp()
-    stored = {n: e.size for n, e in _metadata(folder).items() if n.startswith(prefix)}
-    if differences := _differences([[name] for name in targets], stored, targets):
-        raise misfit(folder, SHARDS, RuntimeError(differences))
-    reader = dcp.FileSystemReader(folder / SHARDS)
-    with warnings.catch_warnings():  # one process without a group is meant
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        try:
-            with _error_of_a_rank():
-                dcp.load(targets, storage_reader=reader)
-        except OSError as error:
-            message = f"{SHARDS} cannot be read: {error.strerror or error}"
-            raise CheckpointError(message, where=folder, fix=_RETRY) from error
 
 
 def _gathered(value: Any, keep: bool) -> Any:
