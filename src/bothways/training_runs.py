@@ -163,9 +163,8 @@ def find_lr(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.run import run_rate_test
 
     require_at_least(2, steps=steps)
-    overrides = {"until": "1 epochs", **settings}
     text, values, notes = _open_run(
-        corpus, model, objective, start, recipe, config, device, overrides
+        corpus, model, objective, start, recipe, config, device, settings
     )
     with shown_progress(progress, notes) as reporter:
         return run_rate_test(values, text, steps, device, reporter)
@@ -461,10 +460,9 @@ def adapt(  # noqa: PLR0913 – one option per question
             local_path(out),
             replay=paths(replay, "replay"),
             replay_share=replay_share,
-            until=until,
             length=length,
             column=column,
-            overrides=settings,
+            overrides={**_given({"until": until}), **settings},
             resume=resume,
             device=device,
             progress=reporter,

@@ -198,6 +198,7 @@ def test_mistakes(tmp_path, tokenizer, texts, corpus):
     for text, settings, error, message in (
         (domain, {"replay_share": 1.0}, ConfigError, "replay_share"),
         (domain, {"replay_share": 0.1}, ConfigError, no_text),
+        (domain, {"epochs": 1}, ConfigError, "epochs: 'epochs' sets what 'until' sets"),
         ("nowhere.txt", {}, BothwaysError, "nowhere"),
         (domain, {"held_out": 2.0}, ConfigError, "held_out"),
         (domain, {"column": "body"}, ConfigError, "^column: does nothing"),

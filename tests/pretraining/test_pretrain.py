@@ -504,5 +504,5 @@ def test_a_test_of_one_step_is_refused(corpus):
 
 def test_a_recipe_with_two_kinds_of_sequences_and_milestones_is_tested(corpus):
     """Of one held-out sequence, one of the two losses has no target."""
-    found = bothways.find_lr(corpus, "bert-tiny", recipe="babylm", steps=2, **SETTINGS)
+    found = bothways.find_lr(corpus, "bert-tiny", recipe="babylm", steps=2, epochs=3, **SETTINGS)
     assert found.rates == pytest.approx([1e-6, 1.0])

@@ -207,7 +207,6 @@ def adapt(  # noqa: PLR0913 – one option per question
     *,
     replay: Iterable[str] = (),
     replay_share: float | None = None,
-    until: str | None = None,
     length: int = 128,
     column: str = "text",
     overrides: Any = (),
@@ -252,7 +251,7 @@ def adapt(  # noqa: PLR0913 – one option per question
         fix = f"Name some: {errors.argument(replay='FILE')}."
         raise errors.ConfigError(message, where="replay_share", fix=fix)
     share = 0.0 if GENERAL not in sources else 0.1 if replay_share is None else replay_share
-    settings_for = functools.partial(_settings, source, objective, share, length, until, overrides)
+    settings_for = functools.partial(_settings, source, objective, share, length, overrides)
     settings_for(1)  # refuses wrong settings before corpora are built
     with _nothing_left(out, plan):
 
@@ -335,15 +334,13 @@ def _settings(
     objective: Objective,
     share: float,
     length: int,
-    until: str | None,
     overrides: Any,
     tokens: int,
 ) -> config.PretrainConfig:
     """Return the settings of the run, given the number of tokens of the domain."""
     encoder, batch = start_encoder(source), TokenBudget(8192)
     # Each token of the domain once; the replayed share is on top.
-    least = max(tokens / (1 - share), LEAST_STEPS * batch.n)
-    end = duration(until) if until else Tokens(round(least))
+    end = Tokens(round(max(tokens / (1 - share), LEAST_STEPS * batch.n)))
     base = config.PretrainConfig(
         encoder,
         _training(end),
