@@ -79,6 +79,20 @@ def test_a_resumed_run_saves_the_same(counted, tmp_path):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "cut" / file).read_bytes()
 
 
+def test_a_milestone_that_was_passed_is_reported_not_saved_later(counted, tmp_path):
+    corpus, words = counted
+    early, late = int(0.3 * words), int(1.2 * words)
+    stop, heard = stop_at(6), Heard()
+    with pytest.raises(InterruptedError):
+        pretrain(settings_for(corpus, (late,)), corpus, tmp_path, on_event=stop, progress=heard)
+    assert "words were read" not in heard.text
+    settings = settings_for(corpus, (early, late))
+    pretrain(settings, corpus, tmp_path, resume=True, progress=heard)
+    assert not (tmp_path / milestone_name(early)).exists()
+    assert milestone_name(early) in heard.text.split()
+    assert (tmp_path / milestone_name(late)).is_dir()
+
+
 def test_the_average_of_the_weights_is_saved(counted, tmp_path):
     corpus, words = counted
     targets, table = (int(1.7 * words),), "encoder.embedding.token.weight"

@@ -157,14 +157,14 @@ def pretrain(
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
         train_ids, scoring = _split(settings, corpora, plan, training_module, held_out, progress)
-        corpus_name, first = next(iter(corpora.parts.items()))
-        words = words_of_epoch(first, train_ids[corpus_name])
+        words = words_of_epoch(corpora, train_ids) if settings.word_milestones else 0.0
 
         def note_event(event: run.Event) -> None:
             """Save what is due before anyone hears of it."""
             if event.kind == "step" and folder is not None and plan.rank == 0:
                 reached = PretrainResult(training_module, event.progress, {})
-                _save_milestones(reached, settings, corpora, folder, event.progress.epochs * words)
+                read = training_run.before.epochs * words, event.progress.epochs * words
+                _save_milestones(reached, settings, corpora, folder, *read)
             on_event(event)
 
         store: FolderStore | MemoryStore = MemoryStore()
@@ -175,7 +175,7 @@ def pretrain(
             text = json.dumps(data, ensure_ascii=False)
             records = {CONFIG: configs.to_toml(settings), DATA: text}
             store = FolderStore(folder, config | digests, changeable, records)
-        state = run.TrainingRun(
+        training_run = run.TrainingRun(
             training_module,
             phases_of(settings, corpora, train_ids, plan, training_module),
             settings.training,
@@ -185,17 +185,18 @@ def pretrain(
             peak=peak,
             progress=progress,
             on_event=note_event,
-        ).train()
-        read = state.epochs * words
-        if rest := [milestone_name(n) for n in settings.word_milestones if n > read]:
-            message = f"note: {read:,.0f} words were read, too few for {', '.join(rest)}"
-            progress.message(message)
+        )
+        state = training_run.train()
         if not state.finished(settings.training.end):
             return PretrainResult(training_module, state, {})
         done = PretrainResult(training_module, state, scoring(progress), finished=True)
         if folder is None:
             return done
         if parallel.is_main(plan):
+            names = map(milestone_name, settings.word_milestones)
+            if missing := [name for name in names if not (folder / name).is_dir()]:
+                read = f"{state.epochs * words:,.0f} words were read"
+                progress.message(f"note: {read}, and no model was saved as {', '.join(missing)}")
             _save(done, settings, corpora, folder)
             if can_write(page := folder / "report.html", progress):
                 write_run_page(page, settings, done.metrics, state, used_device)
@@ -322,27 +323,37 @@ def milestone_name(words: int) -> str:
     return f"chck_{words / 1e6:g}M"
 
 
-def words_of_epoch(corpus: Corpus, documents: DocumentIds) -> float:
-    """Return the words that a run on these documents of a corpus reads in an epoch.
+def words_of_epoch(corpora: Corpora, documents: Mapping[str, DocumentIds]) -> float:
+    """Return the words that a run on these documents of the only corpus reads in an epoch.
 
     They are the share of these documents of the tokens, times all words, separated by white space.
     """
-    assert isinstance(documents, AllExcept)
-    without, counts = documents.without, corpus.manifest.counts
-    begins, ends = (corpus.sentences[corpus.documents[ids]] for ids in (without, without + 1))
+    [(name, corpus)] = corpora.parts.items()
+    ids, counts = documents[name], corpus.manifest.counts
+    assert isinstance(ids, AllExcept)
+    begins, ends = (corpus.sentences[corpus.documents[n]] for n in (ids.without, ids.without + 1))
     return (counts.words or 0) * (1 - int((ends - begins).sum()) / counts.tokens)
 
 
 def _save_milestones(
-    done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path, words: float
+    done: PretrainResult,
+    settings: PretrainConfig,
+    corpora: Corpora,
+    folder: Path,
+    before: float,
+    words: float,
 ) -> None:
-    """Write the model as it is for each milestone that was reached; one that is there stays."""
+    """Write the model as it is for each milestone that a step has reached.
+
+    Args:
+        before, words: the number of words read before the step and after it.
+    """
     for target in settings.word_milestones:
-        path = folder / milestone_name(target)
-        if target <= words and not path.is_dir():
+        if before < target <= words:
             card, record = _card(done, settings, corpora)
             extra = {**record, "words": target}
             with averaged_weights(done.training_module):
+                path = folder / milestone_name(target)
                 save_model(path, done.model, corpora.tokenizer, card=card, extra=extra)
 
 

@@ -261,6 +261,7 @@ class TrainingRun:
         rules: exceptions for single parameters.
         progress: receives the stage "training", the records in words, and those of evaluations.
         on_event: called on every rank after each step, report, evaluation and checkpoint.
+        before: the state before the step that an event "step" is about.
         history: (epochs, metrics) of each evaluation of this session.
 
     Raises:
@@ -277,6 +278,7 @@ class TrainingRun:
     rules: optimizers.ParameterRules = optimizers.same_for_all
     progress: Progress = SILENT
     on_event: OnEvent = lambda event: None
+    before: schedules.RunState = field(default=schedules.RunState(), init=False)
     history: list[tuple[float, Metrics]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -335,7 +337,7 @@ class TrainingRun:
             steps = quantity(state.steps, "step(s)")
             message = f"the run has made {steps} and ends after {self.training.end}"
             self.progress.message(f"note: {message}: nothing is left to train")
-        self._before = self._saved = state
+        self.before = self._saved = state
         self._metrics = self._stopping.restore(metrics)
         self._evaluated = state.steps if self._metrics else None
         decaying = state.amount(self.training.end) >= self._decay
@@ -380,7 +382,7 @@ class TrainingRun:
         if self._average is not None:
             self._average.update(state.steps)
         self.on_event(Event("step", state))
-        previous, self._before = self._before, state
+        previous, self.before = self.before, state
         share = state.share(end)
         self.progress.advance(self._at_now(state).share(end))
 
