@@ -189,7 +189,9 @@ def pretrain(
         state = training_run.train()
         if not state.finished(settings.training.end):
             return PretrainResult(training_module, state, {})
-        done = PretrainResult(training_module, state, scoring(progress), finished=True)
+        # A session that made a step has ended with an evaluation.
+        metrics = training_run.history[-1][1] if training_run.history else scoring(progress)
+        done = PretrainResult(training_module, state, metrics, finished=True)
         if folder is None:
             return done
         if parallel.is_main(plan):
