@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bothways.core.config.values import checked, require_at_least, require_choice, require_range
-from bothways.core.errors import ConfigError, DataError, argument, require
+from bothways.core.errors import ConfigError, DataError, argument, require, require_unset
 from bothways.core.files import check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.hub import Format
@@ -214,10 +214,10 @@ def predict(  # noqa: PLR0913 – one option per question
     items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))
     given = [item for item in items if not isinstance(item, str | Path)]
     require_at_least(1, best=best)
-    for name, value in {"out": out, "keep": keep}.items():
-        if given and value:
-            fix = "Leave it out: the call yields a prediction for each row, in their order."
-            raise ConfigError("is for files, and rows in memory are given", where=name, fix=fix)
+    if given:
+        fix = "Leave it out: the call yields a prediction for each row, in their order."
+        message = "is for files, and rows in memory are given"
+        require_unset(message, fix, out=out, keep=keep or None)
     request = BulkRequest(
         str(model),
         () if given else tuple(expand_patterns(map(str, items))),
@@ -238,14 +238,11 @@ def predict(  # noqa: PLR0913 – one option per question
         ranges=None if calibration is None else _read_ranges(local_path(calibration)),
     )
     if out is None:
-        parts = {
-            "format": format in ("parquet", "npy"), "rows": rows != BulkRequest.rows,
-            "rejects": rejects, "processes": processes, "threads": threads,
-        }  # fmt: skip
-        for name, is_set in parts.items():
-            if is_set:
-                fix = f"Name a folder for them: {argument(out='DIR')}"
-                raise ConfigError("is for predictions in parts", where=name, fix=fix)
+        require_unset(
+            "is for predictions in parts", f"Name a folder for them: {argument(out='DIR')}",
+            format=format in ("parquet", "npy"), rows=rows != BulkRequest.rows, rejects=rejects,
+            processes=processes, threads=threads,
+        )  # fmt: skip
 
         def stream() -> Iterator[dict[str, Any]]:
             with shown_progress(progress) as reporter:
@@ -256,13 +253,11 @@ def predict(  # noqa: PLR0913 – one option per question
     # "v1.2" is a folder, "p.json" names a file.
     if out.suffix.lower() not in SUFFIXES and out.suffix[1:2].isalpha() and not out.is_dir():
         message = f"{str(out)!r} has no format of predictions"
-        fix = (
-            f"Name a file: {out.name.partition('.')[0]}.jsonl, .csv, .tsv or .parquet; or a folder."
-        )
+        name = out.name.partition(".")[0]
+        fix = f"Name a file: {name}.jsonl, .csv, .tsv or .parquet; or a folder."
         raise ConfigError(message, where="out", fix=fix)
-    if window is not None:
-        message, fix = "is for predictions that are printed", "Leave it out; parts have rows."
-        raise ConfigError(message, where="window", fix=fix)
+    fix = "Leave it out; parts have rows."
+    require_unset("is for predictions that are printed", fix, window=window)
     with shown_progress(progress) as reporter:
         return predict_files(request, out, 1 if processes is None else processes, threads, reporter)
 
@@ -355,15 +350,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
         "runtime": None if runtime == "torch" else runtime,
     }  # fmt: skip
 
-    def refuse(subject: str, values: Mapping[str, object], fix: str = "Leave it out.") -> None:
-        """Raise ConfigError for arguments that do nothing with this kind of data."""
-        name = next((name for name, value in values.items() if value is not None), None)
-        if name is not None:
-            raise ConfigError(f"does nothing with {subject}", where=name, fix=fix)
-
     with shown_progress(progress) as reporter:
         if blimp is not None:
-            refuse("minimal pairs", for_rows)
+            require_unset("does nothing with minimal pairs", "Leave it out.", **for_rows)
             if data is not None:
                 fix = "Leave one of the two out."
                 raise ConfigError(f"is given in addition to {blimp}", where=str(data), fix=fix)
@@ -378,10 +367,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
             from bothways.pretraining.evaluation import evaluate_on_corpus
 
             fix = "Leave it out; the losses of a pre-trained model depend on the length alone."
-            refuse("a corpus", for_rows, fix)
+            require_unset("does nothing with a corpus", fix, **for_rows, **settings)
             if precision == "int8":
                 raise ConfigError("int8 does nothing with a corpus", where="precision", fix=fix)
-            refuse("a corpus", settings, fix)
             metrics = evaluate_on_corpus(
                 folder, Corpus.open(str(data)), length=128 if length is None else length,
                 device=device, precision=precision,
@@ -390,13 +378,15 @@ def evaluate(  # noqa: PLR0913 – one option per question
         if isinstance(data, str | Path) and (folders := retrieval.beir_folders(local_path(data))):
             from bothways.prediction.search.index import open_embedder
 
-            refuse("retrieval data", {**for_rows, "task": None if task == "embed" else task})
+            for_rows["task"] = None if task == "embed" else task
+            require_unset("does nothing with retrieval data", "Leave it out.", **for_rows)
             embedder = open_embedder(folder, None, length, precision, device, settings)
             tables = retrieval.evaluate_retrieval(embedder, folders, reporter)
             metrics = dict([*tables.values()][-1]["vectors"])
             return evaluation.Evaluation(f"{folder} on {data}", metrics, retrieval=tables)
         if data is None:
-            refuse("the dev data of the run", {"task": task, **columns})
+            message = "does nothing with the dev data of the run"
+            require_unset(message, "Leave it out.", task=task, **columns)
         labelled = _labelled_data(folder, data, columns, reporter)
         page = None if report is None else local_path(report)
         if page is not None:

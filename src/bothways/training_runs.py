@@ -16,7 +16,14 @@ from bothways.core.config.values import (
     require_at_least,
     require_choice,
 )
-from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, call
+from bothways.core.errors import (
+    BothwaysError,
+    ConfigError,
+    DataError,
+    argument,
+    call,
+    require_unset,
+)
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.finetuning import FinetuneRecipe
@@ -365,11 +372,10 @@ def show(  # noqa: PLR0913 – one option per question
         tokenizer = Tokenizer.load(str(source))
     run_settings, notes = None, list[str]()
     trained = objective is not None or recipe or config or settings
-    unread = {"count": count, "step": None if step == 1 else step, "model": model, "start": start}
-    if text is not None and not trained and (named := [k for k, v in unread.items() if v]):
+    if text is not None and not trained:
         message = "is of a text in training, and without an objective it is shown as in use"
         fix = f"Leave it out, or add {argument(objective='masked_lm')}."
-        raise ConfigError(message, where=named[0], fix=fix)
+        require_unset(message, fix, count=count, step=step != 1, model=model, start=start)
     if text is None or trained:
         first = None if start is None else str(start)
         if loaded is not None and model is None and first is None:
@@ -713,6 +719,7 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.prediction.static_distillation import distil_static
     from bothways.pretraining import config as pretrain_config, recipes, run as pretraining
 
+    require_choice(Literal["model", "static"], "to", to)
     folder, teacher = _run_folder(out, settings, resume), str(teacher)
     name = None if student is None else str(student)
     settings |= _given({"until": until})
@@ -720,33 +727,24 @@ def distil(  # noqa: PLR0913 – one option per question
         isinstance(data, str | Path) and local_path(data).is_dir()
     )
     if to == "static":
-        named = {"student": student, "dev": dev, "recipe": recipe, "config": config, **settings}
-        unused = [key for key, value in named.items() if value is not None] + ["resume"] * resume
-        if not is_corpus and data is not None:
-            unused.append("data")
-        if unused:
-            message = "is for training, and static vectors are computed in one pass"
-            fix = f"Leave it out; train them afterwards: {call('finetune', 'MODEL', task='embed')}"
-            raise ConfigError(message, where=unused[0], fix=fix)
+        require_unset(
+            "is for training, and static vectors are computed in one pass",
+            f"Leave it out; train them afterwards: {call('finetune', 'MODEL', task='embed')}",
+            student=student, dev=dev, recipe=recipe, config=config, **settings, resume=resume,
+            data=None if is_corpus else data,
+        )  # fmt: skip
         corpus: Any = Corpus.open(data) if isinstance(data, str | Path) else data
         model_folder = folder and folder / "model"
         with shown_progress(progress) as reporter:
             return distil_static(teacher, corpus, width, model_folder, device, reporter)
-    mistakes = {
-        "to": f"unknown: {to!r}" if to != "model" else "",
-        "width": "is for static" if width is not None else "",
-        "data": "is missing: a corpus, or labelled data" if data is None else "",
-    }
-    for where, message in mistakes.items():
-        if message:
-            fix = f"For static vectors: {argument(to='static')}."
-            raise ConfigError(message, where=where, fix=fix)
+    fix = f"For static vectors: {argument(to='static')}."
+    require_unset("is for static", fix, width=width)
+    if data is None:
+        raise ConfigError("is missing: a corpus, or labelled data", where="data", fix=fix)
     common: Any = {"resume": resume, "device": device, "on_event": on_event}
     if is_corpus:
-        if dev is not None:
-            message = f"is for labelled data, and {data} is a corpus"
-            fix = "Leave it out; held_out=0.01 sets aside text."
-            raise ConfigError(message, where="dev", fix=fix)
+        fix = "Leave it out; held_out=0.01 sets aside text."
+        require_unset(f"is for labelled data, and {data} is a corpus", fix, dev=dev)
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
         base: Any = recipes.distillation(teacher, text, name, recipe)
         check_shape(base.encoder, name, settings, config, "student")
@@ -756,7 +754,7 @@ def distil(  # noqa: PLR0913 – one option per question
         run: Any = functools.partial(pretraining.pretrain, config_values, text)
     else:
         assert not isinstance(data, Corpus)
-        train = source_name(data, "data")  # type: ignore[arg-type]
+        train = source_name(data, "data")
         base = finetune_config.taught_finetuning(teacher, train, name, recipe, dev_name(dev))
         arguments = {"model": name, "train": train, "dev": base.dev, "teacher.folder": teacher}
         config_values = finetune_config.load_config(

@@ -15,7 +15,7 @@ import bothways
 from bothways.cli import options
 from bothways.core.config.reader import replaced_members
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, require_unset
 from bothways.core.progress import terminal_progress
 from bothways.core.runtime.cards import card_named
 from bothways.core.terminal import output_console, quantity, say, time_text, write_stderr
@@ -67,10 +67,8 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     settings = options.settings_for(bothways.pretrain, words, until=end.duration)
     settings |= {"start": start, "recipe": recipe, "config": config, "device": device}
     if find_lr:
-        for option, value in (("out", out), ("resume", resume)):
-            if value:
-                message = "is for a run, and find_lr saves none"
-                raise ConfigError(message, where=option, fix=f"Leave out --{option}, or --find-lr.")
+        fix = "Leave it out, or --find-lr."
+        require_unset("is for a run, and --find-lr saves none", fix, out=out, resume=resume)
         with terminal_progress() as progress:
             result = bothways.find_lr(sources, model, progress=progress, **settings)
         # The smoothed losses, a line for each half decade.
@@ -506,10 +504,9 @@ def plan(  # noqa: PLR0913 – one option per question
         require_at_least(1, tokens=tokens)
         settings = (f"training.until={int(tokens)} tokens", *settings)
     if hardware.lower() == "here":
-        for name, changed in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
-            if changed:
-                message = "is for cards; this machine is measured with one rank"
-                raise ConfigError(message, where=name, fix="Name a card: --hardware h100")
+        message = "is for cards; this machine is measured with one rank"
+        fix = "Name a card: --hardware h100"
+        require_unset(message, fix, ranks=ranks != 1, utilisation=utilisation)
         target: str | Cards = device
         gpu = gpu_memory(device)
     else:

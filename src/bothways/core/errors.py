@@ -212,6 +212,17 @@ class UnknownKeyError(ConfigError):
     """A setting that does not exist."""
 
 
+def require_unset(message: str, fix: str, /, **values: object) -> None:
+    """Raise ConfigError at the first argument that is set, where it does nothing.
+
+    Args:
+        values: arguments by name; None and False are not set.
+    """
+    for name, value in values.items():
+        if value is not None and value is not False:
+            raise ConfigError(message, where=name, fix=fix)
+
+
 class DataError(BothwaysError):
     """A file, column, label or text that cannot be used."""
 
