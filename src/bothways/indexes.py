@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bothways.core.config.values import checked, require_at_least, require_choice
-from bothways.core.errors import ConfigError, DataError, argument, require
+from bothways.core.errors import ConfigError, DataError, argument, require, require_unset
 from bothways.core.files import check_output_path, local_path, require_text
 from bothways.core.progress import Progress, shown_progress
 from bothways.core.terminal import listed
@@ -85,8 +85,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     from bothways.prediction.search.change import change_index
     from bothways.prediction.search.index import RECORD, Index, IndexRecord, open_embedder
 
-    if stored is not None:
-        require_choice(Stored, "stored", stored)
+    require_choice(Stored, "stored", stored)
     for is_used, package in ((bm25, "bm25s"), (graph, "usearch")):
         if is_used:
             require("search", "an index of this kind", package)
@@ -96,13 +95,16 @@ def build_index(  # noqa: PLR0913 – one option per question
     if old is None and model is None:
         fix = "Name the model that makes the vectors."
         raise ConfigError("there is no index yet, and no model", where="model", fix=fix)
-    if old is not None and (settings or stored not in (None, old.stored) or length):
+    if old is not None:
         message = f"{out} has its settings already: vectors in {old.stored}"
-        raise ConfigError(message, where="settings", fix="Leave them out, or build a new index.")
+        other = None if stored == old.stored else stored
+        fix = "Leave it out, or build a new index."
+        require_unset(message, fix, stored=other, length=length, **settings)
     if isinstance(model, Predictor):
-        if length or settings:
-            fix = "Give them to bothways.load."
-            raise ConfigError("the predictor has its settings already", where="settings", fix=fix)
+        require_unset(
+            "the predictor has its settings already", "Give it to bothways.load.", length=length,
+            precision=precision != "fp32", device=device != "auto", **settings,
+        )  # fmt: skip
         name, length, own = model.opened_from()
         settings = dict(own)
     else:

@@ -610,7 +610,7 @@ def test_mistakes_with_an_index_in_memory(tmp_path, masked, monkeypatch):
     embed = bothways.load(masked, "embed")
     index = bothways.build_index(["the cat"], embed, progress=False)
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: bothways.build_index(["a"], embed, pooling="mean"), "settings"),
+        (lambda: bothways.build_index(["a"], embed, pooling="mean"), "pooling"),
         (lambda: bothways.build_index(["a"], bothways.load(masked, "fill")), "model"),
         (lambda: bothways.build_index(["a", 5], embed, progress=False), "text 2"),
         (lambda: index.search("a", model=bothways.load(masked, "fill")), "model"),
@@ -658,8 +658,13 @@ def test_an_index_belongs_to_its_model(tmp_path, masked):
     advice = re.fullmatch(r"Open it by (bothways.*)\.", caught.value.fix or "")
     assert advice is not None
     assert pooled.search("dog", model=eval(advice[1])) == hits
-    with pytest.raises(ConfigError, match="has its settings already"):
-        bothways.build_index(["a"], out=tmp_path / "index", stored="int8", progress=False)
+    for name, value in {"stored": "int8", "length": 9, "pooling": "cls"}.items():
+        with pytest.raises(ConfigError, match=f"^{name}: .* has its settings already"):
+            bothways.build_index(["a"], out=tmp_path / "index", progress=False, **{name: value})
+    opened = bothways.load(masked, "embed")
+    for name, value in {"precision": "int8", "device": "cpu", "length": 9}.items():
+        with pytest.raises(ConfigError, match=f"^{name}: the predictor has its settings"):
+            bothways.build_index(["a"], opened, progress=False, **{name: value})
     bothways.build_index(["a"], masked, tmp_path / "bytes", stored="int8", progress=False)
     with pytest.raises(ConfigError, match="vectors in int8"):
         bothways.build_index(["b"], out=tmp_path / "bytes", stored="fp32", progress=False)
