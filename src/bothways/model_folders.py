@@ -630,9 +630,10 @@ def export_model(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import named_columns
     from bothways.tasks.base import Metrics
 
-    if limit is not None and int8 is None:
+    if int8 is None:
         fix = f"Add {argument(int8='LABELLED_DATA')}."
-        raise ConfigError("limits the loss of int8, which is not computed", where="limit", fix=fix)
+        message = "is for int8, which is not computed"
+        require_unset(message, fix, limit=limit, columns=columns or None)
     is_named = int8 is None or isinstance(int8, str | Path)
     data = int8 if is_named else list(given_rows(int8, "int8"))  # read twice
 
