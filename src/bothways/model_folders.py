@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bothways.core.config.values import checked, require_at_least, require_choice, require_range
 from bothways.core.errors import ConfigError, DataError, argument, require, require_unset
-from bothways.core.files import check_output_path, local_path
+from bothways.core.files import check_not_input, check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.hub import Format
 from bothways.prediction import PartFormat, PredictPrecision, Runtime
@@ -209,8 +209,10 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.data.tables import given_rows
     from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
     from bothways.prediction.bulk.run import SUFFIXES, predict_files, predict_rows
+    from bothways.tasks.sentence_embedding.vectors import VectorType
 
     _require_choices(precision, runtime)
+    require_choice(VectorType, "output_dtype", output_dtype)
     items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))
     given = [item for item in items if not isinstance(item, str | Path)]
     require_at_least(1, best=best)
@@ -250,6 +252,7 @@ def predict(  # noqa: PLR0913 – one option per question
 
         return stream()
     out = local_path(out)
+    check_not_input(out, [] if calibration is None else [calibration])
     # "v1.2" is a folder, "p.json" names a file.
     if out.suffix.lower() not in SUFFIXES and out.suffix[1:2].isalpha() and not out.is_dir():
         message = f"{str(out)!r} has no format of predictions"

@@ -259,8 +259,6 @@ def test_a_file_may_begin_with_a_hyphen_after_two(place, monkeypatch, capsys):
         "tokenizer encode other.txt mine.txt --tokenizer vocabulary --out mine.txt",
         "tokenizer encode other.txt --tokenizer mine.txt --out ./mine.txt",
         "tokenizer encode mine.txt --tokenizer vocabulary --out link.txt",
-        "embed model mine.txt --out sub/../mine.txt",
-        "embed model other.txt --calibration mine.txt --out mine.txt",
         "show corpus --config mine.txt --out mine.txt",
         "evaluate model ~/mine.txt --report mine.txt",
         "convert sub --out sub/.",

@@ -16,7 +16,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 
 import bothways
 from bothways.cli.main import app
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.prediction.predictor import Predictor
 from bothways.serving import app as application_of
 from bothways.tasks.sentence_embedding.vectors import quantize, ranges_of
@@ -107,6 +107,7 @@ def test_mistakes_of_files(place, monkeypatch):
     monkeypatch.chdir(place)
     np.save("codes.npy", np.zeros((4, 16), np.int8))
     np.save("narrow.npy", np.eye(3, dtype=np.float32))
+    np.save("calibration.npy", np.eye(32, dtype=np.float32))
     for error, dtype, options in (
         (ConfigError, "int8", {}),
         (ConfigError, "binary", {"calibration": "narrow.npy"}),
@@ -114,11 +115,14 @@ def test_mistakes_of_files(place, monkeypatch):
         (DataError, "int8", {"calibration": "texts.txt"}),
         (ConfigError, "int8", {"calibration": "narrow.npy"}),
         (ConfigError, "binary", {"task": "fill"}),
+        (ConfigError, "int9", {}),
+        (ResourceError, "int8", {"calibration": "calibration.npy", "out": "calibration.npy"}),
     ):
-        given: dict[str, Any] = {"task": "embed", "progress": False, **options}
+        given: dict[str, Any] = {"task": "embed", "out": "mistake.jsonl", "output_dtype": dtype}
         with pytest.raises(error):
-            bothways.predict("bert", "texts.txt", "mistake.jsonl", output_dtype=dtype, **given)
+            bothways.predict("bert", "texts.txt", **given | options, progress=False)
         assert not Path("mistake.jsonl").exists()
+    assert np.load("calibration.npy").dtype == np.float32
 
 
 @pytest.fixture(scope="module")

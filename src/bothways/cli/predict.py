@@ -18,7 +18,6 @@ import bothways
 from bothways.cli import options
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
-from bothways.core.files import check_output_path
 from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, quantity, say, write_stderr
 from bothways.data.text_io import STDIN
@@ -178,8 +177,6 @@ def embed(  # noqa: PLR0913 – one option per question
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     """
     files, words = options.split_inputs(inputs)
-    if out.suffix and not out.is_dir():
-        check_output_path(out, [*files, *([] if calibration is None else [calibration])])
     if out.suffix.lower() not in (".npy", ".parquet", ".jsonl", "") and not out.is_dir():
         message = f"{out.name!r} must end in .npy, .parquet or .jsonl"
         raise ConfigError(message, where="out", fix="Choose one by its suffix.")
