@@ -4,17 +4,20 @@ import asyncio
 import functools
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import numpy as np
 import pytest
 
+import bothways
 from bothways.cli.main import app as cli
 from bothways.core.errors import FolderError
 from bothways.model.kernels import library
@@ -238,5 +241,13 @@ def test_a_model_that_computes_no_numbers_is_not_served(folder, tmp_path):
             parameter.data.fill_(3e38 if "labels" in name else 1.0)
 
     save_classifier(tmp_path / "films", folder, change=overflow)
-    with pytest.raises(FolderError, match=r"films: the model cannot compute a text: .* not finite"):
+    message = r"films: the model cannot compute a text: .* not finite"
+    with pytest.raises(FolderError, match=message):
         cli(["serve", str(tmp_path / "films"), "--port", "0"], result_action="return_value")
+    receive, send = AsyncMock(return_value={"type": "lifespan.startup"}), AsyncMock()
+    asyncio.run(
+        app({"films": bothways.load(tmp_path / "films")})({"type": "lifespan"}, receive, send)
+    )
+    (answer,) = send.await_args.args  # any server then stops
+    assert answer["type"] == "lifespan.startup.failed"
+    assert re.search(message, answer["message"])

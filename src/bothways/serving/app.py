@@ -174,7 +174,11 @@ class App:
                         await self.stop()
                         await send({"type": "lifespan.shutdown.complete"})
                         return
-                    await self.start()
+                    try:
+                        await self.start()
+                    except FolderError as error:
+                        await send({"type": "lifespan.startup.failed", "message": str(error)})
+                        return
                     await send({"type": "lifespan.startup.complete"})
             case "http":
                 if not self._warm:
