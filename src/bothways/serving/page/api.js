@@ -9,7 +9,7 @@ let key = "";
 export const setKey = (value) => { key = value.trim(); };
 
 /** What the server refused, or why it could not be reached. */
-export class ServerError extends Error {
+class ServerError extends Error {
   constructor(status, code, message) {
     super(message);
     this.status = status;

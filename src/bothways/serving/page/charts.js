@@ -1,6 +1,6 @@
 // Pictures of numbers: bars, scales, coloured spans, tinted words, heat maps. Each has its numbers as text.
 
-import { Characters, fill, make, percent, plain, table } from "./dom.js";
+import { Characters, fill, make, plain } from "./dom.js";
 import { t } from "./words.js";
 
 /**
@@ -35,7 +35,7 @@ export function scale(score) {
 
 const HUES = 8;
 /** Return a number for a type, always the same. */
-export const hue = (type) => Array.from(type).reduce((sum, one) => (sum * 31 + one.codePointAt(0)) >>> 0, 7) % HUES;
+const hue = (type) => Array.from(type).reduce((sum, one) => (sum * 31 + one.codePointAt(0)) >>> 0, 7) % HUES;
 
 /** A text with spans { start, stop, type } in colour, each with its type as a badge. */
 export function spans(text, found) {
@@ -134,5 +134,3 @@ export function heatMap(matrix, lines) {
   const map = make("table", { class: "heat" }, make("caption", { class: "hidden" }, t("matrix")), make("thead", {}, head), make("tbody", {}, rows));
   return make("div", {}, make("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": t("matrix") }, map), near);
 }
-
-export { percent, table };

@@ -44,10 +44,6 @@ export class Characters {
   slice(start, stop) {
     return this.points.slice(start, stop).join("");
   }
-
-  get length() {
-    return this.points.length;
-  }
 }
 
 /** Return a percentage with a precision that tells 99.9 % from 100 %. */

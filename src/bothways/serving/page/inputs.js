@@ -47,7 +47,7 @@ const PAIRED = ["classify", "multilabel", "regress"];
 const takesSecond = (model) => model.pairs || state.second !== undefined;
 
 /** Return the lines of a field that are not blank. */
-export const linesOf = (value) => (value ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
+const linesOf = (value) => (value ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
 
 /** Return the texts that the model reads, for the view of tokens. */
 export function textsOf(model) {

@@ -1,9 +1,7 @@
 // The answer of each task as a picture, with its numbers.
 
-import { bars, cosines, heatMap, legend, marked, percent, scale, spans, table, tinted } from "./charts.js";
-import { Characters, make, plain, short } from "./dom.js";
-import { linesOf } from "./inputs.js";
-import { state } from "./state.js";
+import { bars, cosines, heatMap, legend, marked, scale, spans, tinted } from "./charts.js";
+import { make, percent, plain, short, table } from "./dom.js";
 import { t } from "./words.js";
 
 const LEAST_BITS = 0, MOST_BITS = 14;
@@ -148,5 +146,3 @@ function found(hits, ranker) {
 export function taggedWords(answer) {
   return answer.words.map((word, n) => [n, `${word} · ${answer.tags[n]}`]);
 }
-
-export { Characters, linesOf, state };

@@ -3,7 +3,6 @@
 const KNOWN = ["model", "against", "lang", "theme", "tab", "method", "text", "second", "items", "label", "word", "layer", "mode", "rerank", "rate", "unit", "draw"];
 
 export const state = {};
-const listeners = new Set();
 
 /** Read the state from the address. */
 export function readAddress() {
@@ -23,16 +22,13 @@ export function change(values) {
   const kept = Object.fromEntries(KNOWN.filter((name) => name in state).map((name) => [name, state[name]]));
   const hash = new URLSearchParams(kept).toString();
   // A long text is not kept in the address: browsers slow down, and nobody could pass it on.
-  if (hash.length < 8000) history.replaceState(null, "", hash ? `#${hash}` : location.pathname);
-  else history.replaceState(null, "", location.pathname);
+  history.replaceState(null, "", hash && hash.length < 8000 ? `#${hash}` : location.pathname);
 }
 
 /** Call `listener` when the user changes the address. */
 export function onAddress(listener) {
-  listeners.add(listener);
+  addEventListener("hashchange", () => {
+    readAddress();
+    listener();
+  });
 }
-
-addEventListener("hashchange", () => {
-  readAddress();
-  for (const listener of listeners) listener();
-});

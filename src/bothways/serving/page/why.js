@@ -2,8 +2,8 @@
 
 import { ask } from "./api.js";
 import { attentionView } from "./attention.js";
-import { effects, table } from "./charts.js";
-import { make, percent, plain, segments, select, signed } from "./dom.js";
+import { effects } from "./charts.js";
+import { make, percent, plain, segments, select, signed, table } from "./dom.js";
 import { explainedInput } from "./inputs.js";
 import { taggedWords } from "./results.js";
 import { change, state } from "./state.js";
@@ -13,7 +13,7 @@ const NAMES = { leave_one_out: "leaveOut", attention: "attention" };
 const NOTES = { leave_one_out: "leaveOutNote", attention: "attentionNote" };
 
 /** Return the methods that can explain a task. */
-export function methodsOf(model) {
+function methodsOf(model) {
   const without = ["classify", "multilabel", "regress", "tag", "embed"].includes(model.task);
   const attention = !["choice", "rerank", "search"].includes(model.task);
   return [without && "leave_one_out", attention && "attention"].filter(Boolean);
