@@ -161,13 +161,12 @@ def test_diverged_run_does_not_end_series(base, tmp_path, around_runs):
     assert not (tmp_path / "lost" / "model").exists()
 
 
-def test_best_run_depends_on_direction():
-    runs = tuple(
-        SweepOutcome(name, {"loss": value}, (), "loss", "lowest")
-        for name, value in (("a", 2.0), ("b", 1.0), ("c", 1.0))
-    )
-    best = Series(runs).best
-    assert best.name == "b"
+@pytest.mark.parametrize(("direction", "best"), [("lowest", "c"), ("highest", "b")])
+def test_best_run_depends_on_direction(direction, best):
+    """The first of equals; a run whose metric is not a number is worse than any other."""
+    values = (("a", math.nan), ("b", 2.0), ("c", 1.0), ("d", 1.0), ("e", 2.0))
+    runs = (SweepOutcome(name, {"m": value}, (), "m", direction) for name, value in values)
+    assert Series(tuple(runs)).best.name == best
 
 
 def test_spread_is_over_scored_runs():

@@ -40,7 +40,7 @@ from bothways.hub.model_card import with_first_limit
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.prediction.engine import evaluate_task
 from bothways.tasks.base import Direction, Metrics
-from bothways.training.checkpoint import MARK, checkpoints
+from bothways.training.checkpoint import MARK, Best, checkpoints
 from bothways.training.parallel import is_main, plan_here
 from bothways.training.run import OnEvent
 
@@ -72,10 +72,9 @@ class SweepOutcome:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def order(self) -> float:
-        """The metric that compares runs, negated if higher is better."""
-        value = self.metrics[self.metric]
-        return value if self.direction == "lowest" else -value
+    def order(self) -> tuple[bool, float]:
+        """The sort key of the run by the metric that compares runs, the best first."""
+        return Best(self.metric, self.direction).rank(self.metrics[self.metric])
 
 
 @dataclass(frozen=True)
