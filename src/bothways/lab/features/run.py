@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils import rnn
 
 from bothways.core.batch import IGNORED, Batch, Layout, TokenTargets
 from bothways.core.config.values import require_at_least, require_range, require_seed
@@ -67,11 +67,6 @@ from bothways.training.schedules import Epochs, Linear, RunState
 class BiLSTM(nn.Module):
     """Layers of bidirectional LSTMs over packed tokens, with torch's own initialisation.
 
-    cuDNN and torch read sequences one time step at a time, the tokens of all sequences at one step
-    next to each other. Tokens are put in that order, so that nothing is padded.
-
-        sequences  a0 a1 a2 | b0 b1      by time  a0 b0 | a1 b1 | a2      sizes 2 2 1
-
     Source: Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005 for both directions.
 
     Args:
@@ -89,21 +84,17 @@ class BiLSTM(nn.Module):
         self, x: Float[Tensor, "tokens width"], layout: Layout
     ) -> Float[Tensor, "tokens hidden"]:
         """Read each sequence by itself."""
-        lengths = torch.tensor(layout.lengths, dtype=torch.int64)
-        # Tokens by time step, longer sequences first: both in one number to sort by.
-        rank = torch.empty_like(lengths)
-        rank[torch.argsort(lengths, descending=True, stable=True)] = torch.arange(len(lengths))
-        steps, owner = layout.positions, layout.sequence_ids
-        order = torch.argsort(steps * len(lengths) + rank.to(owner.device)[owner])
-        sizes = torch.bincount(steps, minlength=layout.max_seqlen).cpu()
-        inputs = x[order]
-        if inputs.is_cuda:
-            inputs = inputs.to(next(self.lstm.parameters()).dtype)
+        sequences, number = x.split(layout.lengths), layout.sequences
+        # The longest first, as torch packs them; of equal lengths dropout needs one order.
+        order = sorted(range(number), key=lambda index: -layout.lengths[index])
+        packed = rnn.pack_sequence([sequences[index] for index in order])
+        if packed.is_cuda:
+            packed = packed.to(next(self.lstm.parameters()).dtype)
         # Autocast would run cuDNN in fp16 whatever precision was asked for, and gradients would
         # vanish.
         with torch.autocast("cuda", enabled=False):
-            outputs = self.lstm(PackedSequence(inputs, sizes))[0].data
-        return torch.empty_like(outputs).index_copy(0, order, outputs)
+            outputs = rnn.unpack_sequence(self.lstm(packed)[0])
+        return torch.cat([outputs[order.index(index)] for index in range(number)])
 
 
 def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
