@@ -1,10 +1,12 @@
 """The paired comparison against enumeration, and two folders on one file."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
@@ -64,13 +66,11 @@ def test_errors_are_those_of_fractions_alone():
     assert "errors" not in str(found)
 
 
-def make_model(folder: Path, seed: int) -> str:
-    import torch
-
+def make_model(folder: Path, seed: int, labels: Sequence[str] = ("neg", "pos")) -> str:
     torch.manual_seed(seed)
     encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32), initial_range=0.5)
     model = Model(encoder, (PoolerHead(), LabelHead(2)))
-    save_model(folder, model, make_tokenizer(folder.parent / "tokenizer"), labels=("neg", "pos"))
+    save_model(folder, model, make_tokenizer(folder.parent / "tokenizer"), labels=labels)
     return str(folder)
 
 
@@ -103,6 +103,9 @@ def test_incomparable_models_are_refused(tmp_path, monkeypatch):
     one = make_model(tmp_path / "one", 0)
     with pytest.raises(BothwaysError, match="nothere"):  # before the data is read
         compare_runs(one, str(tmp_path / "nothere"), str(tmp_path / "no.tsv"), device="cpu")
+    alike = make_model(tmp_path / "alike", 0, ("pos", "pos"))
+    with pytest.raises(FolderError, match="the name 'pos' to 2 outputs"):
+        compare_runs(alike, alike, str(tmp_path / "no.tsv"), device="cpu")
     (tmp_path / "empty.tsv").write_text("sentence\tlabel\n")
     with pytest.raises(DataError, match=r"empty\.tsv: "):
         compare_runs(one, one, str(tmp_path / "empty.tsv"), device="cpu")

@@ -12,6 +12,7 @@ Efron and Tibshirani 1993.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,12 +160,14 @@ def default_task(folder: str) -> str:
     """Return the task that a model was trained for; "likelihood" for a pre-trained model.
 
     Raises:
-        FolderError: the model has neither a task's head nor that of "likelihood".
+        FolderError: the model opens for neither.
     """
     try:
         return open_task_model(folder, device="cpu").task.name
     except FolderError:
-        return open_task_model(folder, "likelihood", device="cpu").task.name
+        with contextlib.suppress(FolderError):
+            return open_task_model(folder, "likelihood", device="cpu").task.name
+        raise
 
 
 def contrast(
