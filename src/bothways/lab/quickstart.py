@@ -188,8 +188,8 @@ def run_quickstart(
     aside = documents[::SET_ASIDE]
     train_documents = [item for n, item in enumerate(documents) if n % SET_ASIDE]
     train_on, test_on = labelled_examples(train_documents, aside)
-    size = f"{vocabulary:,} from {len(train_documents):,} documents"
-    begin("vocabulary", f"learning a WordPiece vocabulary of {size}")
+    source = f"{vocabulary:,} from {len(train_documents):,} documents"
+    begin("vocabulary", f"learning a WordPiece vocabulary of {source}")
     tokenizer = train_vocabulary((item.text for item in train_documents), WordPiece(vocabulary))
     begin("corpus", "building the corpus")
     with os_errors(out, "Choose another folder."):
@@ -201,17 +201,20 @@ def run_quickstart(
     tuning, limit = fine_tuning_tokens(method, data), 60 * (minutes or LIMIT)
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
+        run = out / "pretraining"
+        if resume := latest_checkpoint(run) is not None:
+            settings = configs.load(PretrainConfig, file=run / CONFIG)
+            size = (settings.encoder.depth, settings.encoder.width)
+            shapes = [shape for shape in shapes if (shape.depth, shape.width) == size]
         left = start + limit - time.perf_counter()
         shape, speed = choose_shape(shapes, tokenizer.size, left, tuning)
-        passed = time.perf_counter() - start
-        until, plan = choose_length(shape, speed, tuning, limit, passed, minutes is not None)
+        if resume:
+            plan = f"continuing to pre-train a BERT of {shape.depth} layers × {shape.width}"
+        else:
+            passed = time.perf_counter() - start
+            until, plan = choose_length(shape, speed, tuning, limit, passed, minutes is not None)
+            settings = pretraining_settings(shape, tokenizer.size, until)
         begin("pre-training", plan)
-        settings = pretraining_settings(shape, tokenizer.size, until)
-        run = out / "pretraining"
-        if resume := (
-            latest_checkpoint(run) is not None
-        ):  # with the shape and the length with which the run started
-            settings = configs.load(PretrainConfig, base=settings, file=run / CONFIG)
         pretrained = pretrain(settings, corpus, run, resume=resume, progress=progress)
         if not pretrained.finished:
             return None

@@ -35,6 +35,7 @@ from bothways.lab.quickstart import (
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import Epochs, Hours, Linear, Tokens
+from heard_progress import Heard
 
 SMALL: dict[str, Any] = {
     "vocabulary": 200,
@@ -117,7 +118,11 @@ def test_labelled_sentences_are_not_in_corpus(result):
 def test_quickstart_resumes(result):
     out = result.corpus.folder.parent
     before = (out / "pretraining" / "metrics.jsonl").read_text()
-    again = run_quickstart(out, files=(str(out.parent / "text.txt"),), **SMALL)
+    shapes, heard = (Shape(1, 64, 1e-3, 10, 1), *SMALL["shapes"]), Heard()
+    options = SMALL | {"shapes": shapes, "progress": heard}  # a larger one would fit, too
+    again = run_quickstart(out, files=(str(out.parent / "text.txt"),), **options)
+    assert again.shape == result.shape
+    assert "continuing to pre-train a BERT of 2 layers × 32\n" in heard.text
     after = (out / "pretraining" / "metrics.jsonl").read_text()
     assert after == before, "what is finished is not trained again"
     metrics = [[run.metrics for run in done.from_scratch] for done in (again, result)]
