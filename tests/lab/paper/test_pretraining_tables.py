@@ -414,5 +414,6 @@ def test_a_folder_with_a_vocabulary_of_another_size_is_refused(tmp_path):
     files, out = [str(tmp_path / "text.txt")], tmp_path / "out"
     tokenizer = corpus_of_text(files, out, 60).tokenizer
     assert corpus_of_text(files, out, 60).tokenizer.size == tokenizer.size < 60
-    with pytest.raises(ConfigError, match=r"was trained for 60 tokens, not 70\n.*vocabulary=60"):
+    with pytest.raises(ConfigError, match="was trained for 60 tokens, not 70") as raised:
         corpus_of_text(files, out, 70)
+    assert "vocabulary" not in str(raised.value.fix)  # no command has such an option

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError, DataError, argument, os_errors
+from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.files import replace_folder
 from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus, write_corpus
@@ -320,8 +320,7 @@ def corpus_of_text(
     path, size = folder / "tokenizer", str(vocabulary)
     if (path / SIZE).exists() and (trained := (path / SIZE).read_text("utf8")) != size:
         message = f"was trained for {trained} tokens, not {size}"
-        fix = f"Choose another folder, or {argument(vocabulary=int(trained))}."
-        raise ConfigError(message, where=path, fix=fix)
+        raise ConfigError(message, where=path, fix="Choose another folder.")
     if not path.exists():
         progress.stage("learning the vocabulary")
         texts = (document.text for document in read_documents(files))
