@@ -116,7 +116,7 @@ def examine(  # noqa: PLR0913 – what a run knows of its data and its model
         usual_length: the length of the model that is trained further; None for the task's own.
         labels: the labels of the training data in the model's order; empty for the task's order.
     """
-    task = task.adapted(train)
+    task = task.adapted(train, labels)
     labels, shortest = labels or task.labels(train), usual_length or task.length
     max_length = max_positions or length or shortest
     unseen_labels = (name for name in task.labels([*train, *dev]) if name not in labels)
@@ -351,49 +351,36 @@ def read_examples(
     Raises:
         DataError: the data cannot be read, or there is no example.
     """
-    share = settings.dev_part
+    share, columns, group = settings.dev_part, settings.task.columns, settings.split.group
     number = settings.dev if dev is None else dev
     is_number = isinstance(number, str) and re.fullmatch(r"[\d.,]+", number) is not None
     if is_number and share is None and not local_path(str(number)).exists():
         fix = f"For a part of the training data: {argument(dev='20%')}."
         raise ConfigError(f"{number!r} is neither a file nor a share", where="dev", fix=fix)
-    sources: dict[str, Rows] = {"train": settings.train if train is None else train}
-    if settings.dev is not None and share is None:
-        sources["dev"] = settings.dev if dev is None else dev
-    task: base.Task[Any, Any] = settings.task
-    examples, groups, findings = dict[str, list[Any]](), None, list[Finding]()
-    for name, rows in sources.items():
-        group = settings.split.group if name == "train" else None
-        rows_read = read_rows(
-            rows, task, name, progress, group=group, requested=settings.task.columns
-        )
-        examples[name] = rows_read.examples
-        if not rows_read.examples:
-            fix = "Give at least one example."
-            raise DataError("there is no example", where=f"{name} rows", fix=fix)
-        if name != "train":
-            continue
-        task = rows_read.task
-        if share is None:  # for the dev data; else `examine` adapts it
-            task = task.adapted(rows_read.examples)
-        groups = rows_read.groups if group is not None else None
-        if rows_read.unused:
-            message = f"columns that are not used: {listed(rows_read.unused, 20)}"
-            findings.append(Finding("rows", "note", message))
-        columns, labels = rows_read.task.columns, {*rows_read.task.labels(rows_read.examples)}
-        label_columns = [getattr(columns, field, None) or field for field in ("label", "tags")]
-        listing = [name for name in (*label_columns, "labels") if name in rows_read.classes]
-        classes = rows_read.classes[listing[0]] if listing else ()
-        if labels and (missing := listed((x for x in classes if x not in labels), 20)):
-            message = f"no row has one of the classes {missing}, which the data set lists"
-            fix = "They are not learned, and have no output."
-            findings.append(Finding("labels", "warning", message, fix=fix))
-    if share is None:
-        return ExamplesRead(task, examples, findings)
-    progress.stage("splitting the dev data")
-    split = split_examples(task, examples["train"], share, settings.split, groups)
-    sides = {"train": split.train, "dev": split.dev}
-    return ExamplesRead(task, sides, [*findings, *split.findings], split)
+    source = settings.train if train is None else train
+    rows = read_rows(source, settings.task, "train", progress, group=group, requested=columns)
+    task, findings = rows.task, list[Finding]()
+    if rows.unused:
+        message = f"columns that are not used: {listed(rows.unused, 20)}"
+        findings.append(Finding("rows", "note", message))
+    labels = {*task.labels(rows.examples)}
+    label_columns = [getattr(task.columns, field, None) or field for field in ("label", "tags")]
+    listing = [name for name in (*label_columns, "labels") if name in rows.classes]
+    classes = rows.classes[listing[0]] if listing else ()
+    if labels and (missing := listed((x for x in classes if x not in labels), 20)):
+        message = f"no row has one of the classes {missing}, which the data set lists"
+        fix = "They are not learned, and have no output."
+        findings.append(Finding("labels", "warning", message, fix=fix))
+    if share is not None:
+        progress.stage("splitting the dev data")
+        split = split_examples(task, rows.examples, share, settings.split, rows.groups or None)
+        sides = {"train": split.train, "dev": split.dev}
+        return ExamplesRead(task, sides, [*findings, *split.findings], split)
+    examples = {"train": rows.examples}
+    if settings.dev is not None:
+        source, adapted = settings.dev if dev is None else dev, task.adapted(rows.examples)
+        examples["dev"] = read_rows(source, adapted, "dev", progress, requested=columns).examples
+    return ExamplesRead(task, examples, findings)
 
 
 class RowsRead(NamedTuple):
@@ -428,6 +415,9 @@ def read_rows(
         group: the column of the groups; None for none.
         requested: the columns that the user names; a table that lacks further ones of the task,
             such as dev data of another form, has its own guessed. None: the task's.
+
+    Raises:
+        DataError: the data cannot be read, or there is no example.
     """
 
     selected = dict[tuple[str, ...], Any]()  # by the names of a row: choosing takes 0.1 ms
@@ -449,12 +439,12 @@ def read_rows(
         fix = 'Give dicts such as {"text": "a good film", "label": "positive"}.'
         raise DataError(message, where=location, fix=fix)
 
-    parser, location, examples = _Parser(parse, group), name, list[Any]()
+    parser, location, examples = _Parser(parse, group), f"{name} rows", list[Any]()
     classes: Mapping[str, Many[str]] = {}
     columns = task.columns
     reading: base.Reading[Any]
     if not isinstance(rows, str | Path):
-        progress.stage(f"reading {name} rows")
+        progress.stage(f"reading {location}")
         reading = task.read_rows(_numbered(rows, task, name), parser, labelled=labelled)
         classes = tables.listed_classes(rows)
         examples += reading.examples
@@ -474,6 +464,9 @@ def read_rows(
             if number % REPORTED == 0:
                 progress.advance(number if reading.share is None else reading.share())
             examples.append(item)
+    if not examples:
+        fix = "Give at least one example."
+        raise DataError("there is no example", where=location, fix=fix)
     for note in reading.notes:
         progress.message(render(f"note: {note}"))
     if group is not None and len(parser.groups) != len(examples):

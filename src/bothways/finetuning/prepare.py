@@ -18,7 +18,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,14 +184,13 @@ def prepare_run(
         loaded = load_for(settings, task.heads(labels, settings.dropout), device.type, keep=keep)
         model, tokenizer, read = loaded.model, loaded.tokenizer, loaded.extra.get("tokens")
         tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
-        task = _with_ordered_weights(task, settings, examples["train"], labels)
         task, settings, usual_length, findings = _as_folder(task, settings, loaded)
         data = labelled.examine(
             task, tokenizer, examples["train"], examples.get("dev", []), settings.length,
             model.config.max_positions, progress, usual_length=usual_length, labels=labels,
         )  # fmt: skip
         if source := settings.teacher and settings.teacher.unlabelled:
-            rows = labelled.read_rows(source, task, "unlabelled", progress, labelled=False)
+            rows = labelled.read_rows(source, data.task, "unlabelled", progress, labelled=False)
             examples["unlabelled"] = rows.examples
             encoded = data.task.encode(rows.examples, tokenizer, data.labels, data.length)
             data = dataclasses.replace(data, unlabelled=tuple(encoded))
@@ -256,17 +255,6 @@ def _head_to_keep(
         reason = f"its labels are {listed(folder_labels, 5)}, and the data has {listed(labels, 5)}"
     message = f"the head of the model is not used, and a new one starts at random: {reason}"
     return False, labels, [Finding("heads", "note", message)]
-
-
-def _with_ordered_weights(
-    task: Any, settings: FinetuneConfig, train: Many[Any], labels: tuple[str, ...]
-) -> Any:
-    """Return the task with balanced weights in the order of the model's labels."""
-    if getattr(settings.task, "weighting", None) != "balanced":
-        return task
-    task = task.adapted(train)
-    weights = dict(zip(task.labels(train), task.weighting, strict=True))
-    return dataclasses.replace(task, weighting=tuple(weights[name] for name in labels))
 
 
 def _as_folder(

@@ -275,10 +275,13 @@ class Task(Generic[E, P]):
         count = "one text" if len(texts) == 1 else f"{len(texts)} texts"
         return DataError(f"is {count}, and the task {self.name!r} needs {needs}", where=where)
 
-    def adapted(self: T, train: Many[Any]) -> T:
+    def adapted(self: T, train: Many[Any], labels: Many[str] = ()) -> T:
         """Return the task with the settings that its training data decides.
 
         Such as the splitter of words, or the weights of classes. Adapting twice changes nothing.
+
+        Args:
+            labels: the labels of the training data in the model's order; empty for the task's.
         """
         return self
 

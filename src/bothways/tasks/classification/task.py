@@ -175,13 +175,14 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
         for weight in self.weighting if isinstance(self.weighting, tuple) else ():
             require_range("(0, inf)", weighting=weight)
 
-    def adapted(self, train: Many[TextExample]) -> ClassificationTask:
+    def adapted(self, train: Many[TextExample], labels: Many[str] = ()) -> ClassificationTask:
         if self.weighting != "balanced":
             return self
         # n / (classes · count): all classes weigh the same, 1 on average, as by
         # `class_weight="balanced"` of scikit-learn (King and Zeng 2001).
         counts = Counter(example.label for example in train if example.label is not None)
-        weights = (counts.total() / (len(counts) * counts[name]) for name in self.labels(train))
+        names = labels or self.labels(train)
+        weights = (counts.total() / (len(counts) * counts[name]) for name in names)
         return dataclasses.replace(self, weighting=tuple(weights))
 
     def check_binding(self, model: Model, tokenizer: Tokenizer, labels: Many[str]) -> None:

@@ -269,7 +269,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         score = number_of(example.label)
         return score if math.isfinite(score) else None
 
-    def adapted(self, train: Many[TextExample]) -> SentenceEmbeddingTask:
+    def adapted(self, train: Many[TextExample], labels: Many[str] = ()) -> SentenceEmbeddingTask:
         """Return the task with the loss that is usual for the form of its training data.
 
         Raises:

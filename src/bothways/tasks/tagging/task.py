@@ -180,7 +180,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
             raise self.wrong_texts(texts, where, needs)
         return tag_example({"text": texts[0]}, TagColumns("text"), where, self.splitter)
 
-    def adapted(self, train: Many[TagExample]) -> TaggingTask:
+    def adapted(self, train: Many[TagExample], labels: Many[str] = ()) -> TaggingTask:
         if self.splitter != "auto":
             return self
         listed = itertools.chain.from_iterable(e.words for e in train if e.text is None)
