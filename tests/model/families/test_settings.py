@@ -98,6 +98,10 @@ def test_releases_before_layer_types_read_the_same_model(depth, interval):
         (modernbert.base(), {"position": Rotary(8192, (160_000.0, 10_000.0, 20_000.0))}),
         (modernbert.base(), {"dropout": Dropouts(0.1, 0.0, places=("embedding", "attention"))}),
         (modernbert.base(), {"segments": 2}),
+        (
+            modernbert.base(),
+            {"readout": replace(modernbert.base().readout, tokens=Own(reads="late"))},
+        ),
         (V3, {"position": Sinusoidal()}),
         (V3, {"readout": replace(V3.readout, choice=Own("relu"))}),
     ],
@@ -172,6 +176,7 @@ BASES: dict[str, dict[str, Any]] = {
         ("mpnet", {"relative_attention_num_buckets": 64}, "must be 32, not 64"),
         ("nomic_bert", {"head_dim": 3}, "head_dim must be 64"),
         ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction must be 1, not 0.5"),
+        ("nomic_bert", {"rotary_emb_base": float("nan")}, "rope_theta must be a number, not nan"),
         ("nomic_bert", {"prenorm": True}, "prenorm True has no counterpart here"),
         ("gte", {"rope_parameters": {"rope_type": "yarn"}}, "of type 'yarn' have no counterpart"),
         ("gte", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor have"),

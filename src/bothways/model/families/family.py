@@ -189,7 +189,7 @@ class ConfigRules:
         """Return the settings under their first names."""
         renamed = {name: raw[alias] for alias, name in self.aliases.items() if alias in raw}
         for alias, name in self.aliases.items():
-            if alias in raw and raw.get(name, raw[alias]) != raw[alias]:
+            if {alias, name} <= raw.keys() and raw[name] != raw[alias]:
                 message = (
                     f"{name} is {raw[name]!r:.40}, and its other name {alias} is {raw[alias]!r:.40}"
                 )

@@ -64,6 +64,7 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", LOCAL)}
 """Kinds of layers, with the name of their base in older files and its default."""
+_POOLINGS = {"cls": "first", "mean": "mean"}
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
@@ -86,9 +87,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     activation = family.read_choice(
         raw, "classifier_activation", family.ACTIVATIONS, "gelu", location
     )
-    reads = family.read_choice(
-        raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", location
-    )
+    reads = family.read_choice(raw, "classifier_pooling", _POOLINGS, "cls", location)
     inner = Own(activation, norm=True, reads=reads)
     rate = family.read_number(raw, "embedding_dropout", 0.0, location)
     attention_rate = config.dropout.attention  # also on the output of attention
@@ -162,7 +161,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         },
         "embedding_dropout": config.dropout_at("embedding"),
         "classifier_activation": family.first_name(family.ACTIVATIONS, inner.activation),
-        "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
+        "classifier_pooling": family.first_name(_POOLINGS, inner.reads),
         # Absent ids would be the published vocabulary's.
         **({} if config.vocab > _PAD else dict.fromkeys(_SPECIALS)),
     }
