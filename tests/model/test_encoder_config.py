@@ -50,6 +50,8 @@ def encoder(**settings):
         (lambda: Rotary(bases=(1.0,)), "encoder.position.bases"),
         (lambda: Window(-1), "encoder.patterns.radius"),
         (lambda: Gated(1.0), "encoder.mlp.dropout"),
+        (lambda: Readout(pair_dropout=1.5), "encoder.readout.pair_dropout"),
+        (lambda: Readout(span_dropout=-0.5), "encoder.readout.span_dropout"),
         (lambda: LabelHead(0), "heads.labels.count"),
         (lambda: LabelHead(2, 1.0), "heads.labels.dropout"),
         (lambda: NextTokenHead().build(EncoderConfig(50, embedding=4)), "encoder.embedding"),

@@ -225,7 +225,7 @@ class Readout:
         replaced: what the replaced-token head reads of a token: its vector, or the normed sum of
             its vector and the first token's.
         output: the output matrix of the masked LM and next-token heads: the token embedding, or
-            one of the head's own ("untied").
+            one of the head's "own" (not tied).
     """
 
     labels: FromPooler | Own | FromVector = FromPooler()
@@ -238,6 +238,14 @@ class Readout:
     span_dropout: float = 0.0
     replaced: Literal["token", "with_first"] = "token"
     output: Literal["embedding", "own"] = "embedding"
+
+    def __post_init__(self) -> None:
+        require_range(
+            "[0, 1)",
+            "encoder.readout",
+            pair_dropout=self.pair_dropout,
+            span_dropout=self.span_dropout,
+        )
 
 
 @dataclass(frozen=True)
