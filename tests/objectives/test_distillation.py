@@ -101,12 +101,14 @@ def dense_projections(model: Model, batch: Batch, layer: int) -> list[tuple[Tens
     return [part.chunk(3, 1) for part in qkv]
 
 
-def test_soft_targets_of_masked_tokens_are_kl_div_of_torch():
-    module, batch = build_module((SoftTargets(1.0, 2.0, "masked"),)), batch_of()
+@pytest.mark.parametrize("rows", [(SIZE, SIZE), (SIZE + 3, SIZE), (SIZE, SIZE + 3)])
+def test_soft_targets_of_masked_tokens_are_kl_div_of_torch(rows):
+    shapes = (dataclasses.replace(c, vocab=n) for c, n in zip((SMALL, DEEP), rows, strict=True))
+    module, batch = build_module((SoftTargets(1.0, 2.0, "masked"),), *shapes), batch_of()
     index, logs = batch.targets["masked"].index, []
     for model in (module.model, module.teacher):
         hidden = model.encoder(batch)
-        logits = model.heads["masked"](hidden.last[index], hidden.table)
+        logits = model.heads["masked"](hidden.last[index], hidden.table)[:, :SIZE]
         logs.append(F.log_softmax(logits / 2, 1))
     expected = F.kl_div(*logs, reduction="batchmean", log_target=True)
     assert means(module, batch)["soft"] == pytest.approx(4 * expected.item(), rel=1e-12)

@@ -196,7 +196,9 @@ class SoftTargets(StudentLoss):
             index = torch.as_tensor(batch.target("masked", TokenTargets).index)
         else:
             index = torch.arange(len(batch.ids), device=batch.ids.device)
-        head, vocab = student.model.heads["masked"], student.model.config.vocab
+        head = student.model.heads["masked"]
+        # An embedding may have more rows than there are tokens, to a round number.
+        vocab = min(outputs.model.config.vocab for outputs in (student, teacher))
         x = masked_vectors(student.model, batch, student.hidden, index)
         with torch.no_grad():
             y = masked_vectors(teacher.model, batch, teacher.hidden, index)
@@ -205,9 +207,8 @@ class SoftTargets(StudentLoss):
         def compute(rows: Tensor, chunk: slice) -> Tensor:
             """Return the loss of a chunk of the tokens."""
             with torch.no_grad():
-                # An embedding may have more rows than there are tokens, to a round number.
                 target = teacher.model.heads["masked"](y[chunk], teacher.hidden.table)[:, :vocab]
-            logits = head(rows, student.hidden.table)
+            logits = head(rows, student.hidden.table)[:, :vocab]
             return soft_divergence(logits, target, weight[chunk], self.temperature)
 
         trained = [p for name, p in head.named_parameters() if not name.startswith("position.")]
@@ -457,7 +458,7 @@ class DistillationModule(TrainingModule):
             only = None
         with recorded_projections(model.encoder, () if layer is None else (layer,)) as recorded:
             hidden = model.encoder(batch, only=only)
-        # Rows beyond the batch fill it up to a round number.
+        # Those of relative positions follow the tokens' where one product makes both.
         projections = None if layer is None else recorded[layer][: len(batch.ids)]
         return Pass(model, hidden, projections)
 
