@@ -1,5 +1,7 @@
 """Updates that are captured: batches of shapes that recur, equal losses, and what is refused."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from bothways.data.masking import Vocabulary
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
+from bothways.objectives.span_boundary import SpanBoundaryModule
 from bothways.training.cuda_graph import GraphedUpdates
 from bothways.training.optimizers import AdamW, Lamb, ParameterRule, build_optimizer, same_for_all
 from bothways.training.parallel import Plan
@@ -92,24 +95,27 @@ def test_a_batch_with_other_targets_stays_as_it_is(rng):
 
 
 @pytest.mark.parametrize(
-    ("device", "config", "rules", "z_loss", "what"),
+    ("device", "config", "rules", "make", "what"),
     [
-        ("cpu", AdamW(), same_for_all, 0.0, "an NVIDIA GPU"),
-        ("cuda", Lamb(), same_for_all, 0.0, "Adam as the optimizer of all parameters"),
+        ("cpu", AdamW(), same_for_all, MaskedLMModule, "an NVIDIA GPU"),
+        ("cuda", Lamb(), same_for_all, MaskedLMModule, "Adam as the optimizer of all parameters"),
         (
             "cuda",
             AdamW(),
             lambda _: ParameterRule(pull=0.1),
-            0.0,
+            MaskedLMModule,
             "Adam as the optimizer of all parameters",
         ),
-        ("cuda", AdamW(), same_for_all, 0.1, "an objective of masked LM or of it with pairs"),
+        *(
+            ("cuda", AdamW(), same_for_all, make, "an objective of masked LM or of it with pairs")
+            for make in (functools.partial(MaskedLMModule, z_loss=0.1), SpanBoundaryModule)
+        ),
     ],
 )
-def test_other_updates_are_refused(device, config, rules, z_loss, what, monkeypatch):
+def test_other_updates_are_refused(device, config, rules, make, what, monkeypatch):
     place = torch.device(device)
     monkeypatch.setattr("bothways.training.cuda_graph.device_of", lambda _: place)
-    learner = MaskedLMModule(Model(*OBJECTIVE.models(ENCODER)["model"]), z_loss)
+    learner = make(Model(*OBJECTIVE.models(ENCODER)["model"]))
     optimizer = build_optimizer(config, learner.named_parameters(), rules)
     tensors = RunTensors(learner, optimizer, Plan())
     with pytest.raises(ConfigError, match=rf"training\.graphs: needs {what}"):

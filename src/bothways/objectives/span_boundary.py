@@ -146,6 +146,10 @@ class SpanBoundaryModule(MaskedLMModule):
         self.boundary = SpanBoundary(model.config)
         self.coefficients = {**self.coefficients, "boundary": factor}
 
+    @property
+    def allows_padding(self) -> bool:
+        return False  # `pad_batch` knows no borders
+
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the numbers of masked tokens and of boundary predictions."""
         boundary = float(len(batch.target("boundary", BoundaryTargets).ids))
