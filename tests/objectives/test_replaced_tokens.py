@@ -208,6 +208,12 @@ def test_generators_of_deberta_have_half_the_layers(name, depth):
     assert generator == dataclasses.replace(discriminator, depth=depth)
 
 
+@pytest.mark.parametrize(("groups", "share", "expected"), [(6, 0.25, 2), (9, 0.25, 1), (9, 0.5, 9)])
+def test_groups_of_a_generator_divide_its_heads(groups, share, expected):
+    encoder = dataclasses.replace(preset("eurobert-610m"), key_value_heads=groups)
+    assert generator_of(encoder, Narrower(share)).key_value_heads == expected
+
+
 @pytest.mark.parametrize(
     ("make", "where"),
     [
@@ -231,6 +237,10 @@ def test_encoders_without_a_place_for_it_are_refused(corpus):
         ReplacedTokens().models(wide)
     for settings in ({"generator": Shallower()}, {"sharing": "disentangled"}):
         assert len(ReplacedTokens(**settings).models(wide)) == 2, raised.value.fix
+    odd = ReplacedTokens(generator=Narrower(0.305))
+    with pytest.raises(ConfigError, match="rotary positions need an even head size") as raised:
+        odd.models(preset("modernbert-base"))  # whose own heads have 64 features
+    assert raised.value.where == "objective.generator"
     bert = short_run(corpus, ReplacedTokens(), "bert-tiny", steps=1)
     with pytest.raises(BothwaysError, match="no bert class with the heads replaced"):
         pretrain(bert, corpus)

@@ -132,7 +132,12 @@ class ReplacedTokens(MaskedObjective):
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the discriminator, "model", and the generator."""
         require_head(self, encoder, MaskedHead())
-        generator = generator_of(encoder, self.generator)
+        try:
+            generator = generator_of(encoder, self.generator)
+        except ConfigError as error:  # of a size that the user has not set
+            message = f"the generator cannot be built: {error.where}: {error.what}"
+            fix = "Choose another share."
+            raise ConfigError(message, where="objective.generator", fix=fix) from error
         differs = generator.width != encoder.width
         if self.sharing == "shared" and differs and encoder.norm_after_projection:
             message = (
@@ -211,6 +216,7 @@ def generator_of(encoder: EncoderConfig, size: Narrower | Shallower) -> EncoderC
         encoder,
         width=width,
         heads=heads,
+        key_value_heads=encoder.key_value_heads and math.gcd(heads, encoder.key_value_heads),
         intermediate_size=max(1, round(encoder.intermediate_size * width / encoder.width)),
         embedding=None if encoder.embedding_width == width else encoder.embedding_width,
     )
