@@ -17,10 +17,11 @@ from torch.nn import functional as F
 import bothways
 from bothways.core.batch import Batch, Layout, pack
 from bothways.core.config import reader
-from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.errors import BothwaysError, ConfigError, render
 from bothways.core.source import Sequence
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
+from bothways.data.segments import FullSentences
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.heads import MaskedHead
@@ -388,8 +389,12 @@ def test_mistakes_are_one_message(teacher, corpus, tmp_path):
     refused("each kind once, not none", ())
     refused("must be above 0, not -1", (CosineStates(-1.0),))
     refused("must be above 0, not 0", (SoftTargets(1.0, 0.0),))
-    with pytest.raises(ConfigError, match="a loss is about masked tokens"):
+    with pytest.raises(ConfigError, match="a loss is about masked tokens") as raised:
         Distillation(str(teacher), (MaskedTokens(),), masking=None)
+    assert raised.value.fix == 'Set **{"objective.masking.rate": 0.15}.'
+    long = Distillation(str(teacher), segments=FullSentences(999)).check(corpus)
+    fixes = [str(finding.fix) for finding in long if finding.where == "objective.teacher"]
+    assert [render(fix, "command") for fix in fixes] == ["Set phases.0.length=32, or less."]
     with pytest.raises(ConfigError, match="does not start from"):
         dataclasses.replace(settings_of(teacher, corpus, "minilm"), start=None)
     other = make_folder(tmp_path / "other", num_hidden_layers=4)
@@ -408,7 +413,8 @@ def test_mistakes_are_one_message(teacher, corpus, tmp_path):
     )
     with pytest.raises(ConfigError, match="has no masked LM head") as raised:
         settings_of(tmp_path / "bare", corpus, "distilbert")
-    assert "minilm" in str(raised.value)
+    relations = 'recipe="minilm" of distil, or **{"objective.losses": "[\\"relations\\"]"}'
+    assert relations in raised.value.fix
     settings_of(tmp_path / "bare", corpus, "minilm")
 
 

@@ -23,6 +23,7 @@ from bothways.core.errors import (
     Finding,
     FolderError,
     ResourceError,
+    render,
 )
 from bothways.core.report.sections import readable_number
 from bothways.data.corpus import Corpus
@@ -378,7 +379,7 @@ def test_the_preflight_says_where_whole_words_are_not_masked_as_asked(corpus, tm
         r"words of this corpus are so long that \d+\.\d% of the tokens are masked, not 15\.0%"
     )
     assert re.fullmatch(long_words, few.what)
-    assert "objective.masking.unit=tokens" in str(few)
+    assert render(few.fix) == 'Set **{"objective.masking.unit": "tokens"}.'
     assert not findings_of(made("The cats eat the dogs. " * 9, "short"), "masking", objective=words)
 
 

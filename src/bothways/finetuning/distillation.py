@@ -179,12 +179,9 @@ def with_teacher_scores(
     if task_model.scale is None:
         message = f"models for {data.task.name} are not taught by another one"
         raise ConfigError(message, where="teacher", fix="Leave the teacher out.")
-    fixes = (
-        "Both read the same ids: choose a student with the teacher's vocabulary.",
-        "Set length={positions}.",
-    )
-    where = "teacher.folder"
-    report_findings(check_teacher(teacher.folder, data.tokenizer, data.length, where, fixes))
+    where, length = "teacher.folder", ("length", data.length)
+    fix = "Both read the same ids: choose a student with the teacher's vocabulary."
+    report_findings(check_teacher(teacher.folder, data.tokenizer, length, where, fix))
     columns: list[int] | slice = slice(None)
     if task_model.scale in ("classes", "labels"):
         if {*data.labels} != {*task_model.labels}:

@@ -18,7 +18,7 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import Layout
 from bothways.core.config.values import require_at_least, require_range
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, setting
 from bothways.model.block import activate
 from bothways.model.config import EncoderConfig, FromPooler, FromVector, Own
 from bothways.model.init import initialise, layer_norm
@@ -459,7 +459,7 @@ class NextTokenHead(HeadValue):
         if config.embedding is not None and config.readout.output == "embedding":
             message = "the next-token head predicts with the token embedding, whose "
             message += f"{config.embedding} features differ from the encoder's {config.width}"
-            fix = 'Leave it out, or give the head its own matrix: readout.output = "own".'
+            fix = f"Leave it out, or set {setting('encoder.readout.output', 'own')}."
             raise ConfigError(message, where="encoder.embedding", fix=fix)
         return NextTokenOutput(config)
 

@@ -97,21 +97,22 @@ class Teacher:
 
 
 def check_teacher(
-    folder: str, tokenizer: Tokenizer, length: int, location: str, fixes: tuple[str, str]
+    folder: str, tokenizer: Tokenizer, length: tuple[str, int], location: str, fix: str
 ) -> list[Finding]:
-    """Return errors if a teacher cannot read sequences of `length` tokens of a tokenizer.
+    """Return errors if a teacher cannot read sequences of so many tokens of a tokenizer.
 
     Args:
+        length: the setting of the length of sequences, and its value.
         location: the setting that names the teacher.
-        fixes: advice for another vocabulary and for too few positions.
+        fix: advice for another vocabulary.
     """
     path, findings = resolve(resolve_run(folder)), []
     if difference := Tokenizer.load(path).difference(tokenizer):
         message = f"the teacher {folder} has another vocabulary than the student: {difference}"
-        findings.append(Finding("ids", "error", message, location, fixes[0]))
-    if length > (positions := read_hf_config(path).encoder.max_positions):
-        message = f"the teacher {folder} reads {positions} tokens, and sequences have {length}"
-        fix = fixes[1].format(positions=positions)
+        findings.append(Finding("ids", "error", message, location, fix))
+    if length[1] > (positions := read_hf_config(path).encoder.max_positions):
+        message = f"the teacher {folder} reads {positions} tokens, and sequences have {length[1]}"
+        fix = f"Set {setting(length[0], positions)}, or less."
         findings.append(Finding("positions", "error", message, location, fix))
     return findings
 
@@ -317,9 +318,8 @@ class Distillation(Objective):
                 require_range("(0, inf)", f"{location}.{number}", temperature=loss.temperature)
         if self.masking is None and "masked" in self.vectors:
             message = "is none, and a loss is about masked tokens"
-            raise ConfigError(
-                message, where="objective.masking", fix="Give objective.masking.rate."
-            )
+            fix = f"Set {setting('objective.masking.rate', 0.15)}."
+            raise ConfigError(message, where="objective.masking", fix=fix)
 
     def loss(self, cls: type[LossT]) -> LossT | None:
         """Return the loss of a kind, if there is one."""
@@ -340,9 +340,8 @@ class Distillation(Objective):
         kinds = {head.kind for head in heads_of(config, weights.shapes)} if soft else set()
         if soft and "masked" not in kinds:
             message = f"{self.teacher} has no masked LM head, which soft targets are read from"
-            losses = (
-                f"""{argument(recipe="minilm")} of distil, or objective.losses='["relations"]'"""
-            )
+            others = setting("objective.losses", '["relations"]')
+            losses = f"{argument(recipe='minilm')} of distil, or {others}"
             fix = f"Choose another teacher, or losses without it: {losses}"
             raise ConfigError(message, where="objective.teacher", fix=fix)
         teacher = config.encoder
@@ -401,10 +400,10 @@ class Distillation(Objective):
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings about the corpus: the teacher must be able to read it."""
         build = call("corpus build", "…", tokenizer=self.teacher)
-        fixes = f"Build it with the teacher's: {build}", "Set phases.0.length={positions} or less."
-        length, location = self.segments.length, "objective.teacher"
-        teacher = check_teacher(self.teacher, corpus.tokenizer, length, location, fixes)
-        return super().check(corpus) + teacher
+        fix, length = f"Build it with the teacher's: {build}", self.segments.length
+        return super().check(corpus) + check_teacher(
+            self.teacher, corpus.tokenizer, ("phases.0.length", length), "objective.teacher", fix
+        )
 
 
 class DistillationModule(TrainingModule):

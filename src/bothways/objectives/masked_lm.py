@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import Finding, argument
+from bothways.core.errors import Finding, argument, setting
 from bothways.core.source import Sequence, rng
 from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.corpus import Corpus
@@ -76,8 +76,11 @@ class MaskedObjective(Objective):
         findings = super().check(corpus)
         if not isinstance(self.masking.unit, WholeWords) or not len(corpus.tokens):
             return findings
-        single, vocabulary = "set objective.masking.unit=tokens.", Vocabulary.of(corpus.tokenizer)
-        fix = single.capitalize()
+        vocabulary, tokens = (
+            Vocabulary.of(corpus.tokenizer),
+            setting("objective.masking.unit", "tokens"),
+        )
+        fix = f"Set {tokens}."
         ids = corpus.tokens[:WORDS_CHECKED].astype(np.int32)
         opens = None if corpus.words is None else unpack_words(corpus.words, 0, len(ids))
         if opens is None and (chinese := chinese_share(ids, corpus.tokenizer)) >= CHINESE:
@@ -87,7 +90,7 @@ class MaskedObjective(Objective):
             )
             fix = (
                 f"Build the corpus with {argument(words='jieba')} or "
-                f"{argument(words='spaces')}, or {single}"
+                f"{argument(words='spaces')}, or set {tokens}."
             )
         elif (word_starts(ids, vocabulary) if opens is None else opens).all():
             message = "every word of this corpus is one token: the same as masking tokens"

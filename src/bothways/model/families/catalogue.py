@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 
 from bothways.core.config.reader import config_difference
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, argument
 from bothways.model.config import EncoderConfig
 from bothways.model.families import (
     albert,
@@ -100,7 +100,7 @@ def preset(name: str) -> EncoderConfig:
     if name not in PRESETS:
         near = nearest_preset(name)
         guess = f"; did you mean {near!r}?" if near else ""
-        weights = "To begin with the weights of a model, give it as start. " if "/" in name else ""
+        weights = f"To begin with its weights, give {argument(start=name)}. " if "/" in name else ""
         names = difflib.get_close_matches(name, PRESETS, n=5, cutoff=0.4) if near else PRESETS
         fix = f"{weights}Choose from {', '.join(names)}."
         raise ConfigError(f"there is no preset {name!r}{guess}", where="model", fix=fix)
