@@ -124,6 +124,16 @@ def test_a_head_of_sequences_that_is_read_alone_may_read_all_tokens():
         torch.testing.assert_close(model.read("max", text.batch), output.logits["max"], **CLOSE)
 
 
+def test_means_of_half_precision_are_rounded_once():
+    torch.manual_seed(0)
+    head = LabelHead(2).build(
+        EncoderConfig(9, 8, 1, 2, 8, readout=Readout(labels=Own(reads="mean")))
+    )
+    x = torch.randn(700, 8).bfloat16()
+    expected = torch.stack([part.double().mean(0) for part in x.split([333, 367])])
+    assert torch.equal(head.pool(x, Layout.of([333, 367])), expected.bfloat16())
+
+
 def test_a_prepared_model_has_attentions_and_a_longformer_gradients_through_them():
     config = SHAPES["bert-base-chinese"]
     model = Model(config, [PoolerHead()]).eval()

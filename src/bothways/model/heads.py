@@ -240,8 +240,10 @@ def pooled_tokens(layout: Layout, causal: bool) -> Int[Tensor, " sequences"]:
 
 def _means(x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, "sequences width"]:
     """Return the mean over the tokens of each sequence, special ones included."""
-    sums = x.new_zeros(layout.sequences, x.shape[1]).index_add(0, layout.sequence_ids, x)
-    return sums / layout.cu_seqlens.diff()[:, None].to(x.dtype)
+    # A sum in bf16 would lose small terms beside hundreds of others.
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    sums = exact.new_zeros(layout.sequences, x.shape[1]).index_add(0, layout.sequence_ids, exact)
+    return (sums / layout.cu_seqlens.diff()[:, None].to(exact.dtype)).to(x.dtype)
 
 
 def _own_output(config: EncoderConfig, width: int) -> nn.Linear | None:
