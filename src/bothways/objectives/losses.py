@@ -1,9 +1,5 @@
-"""Cross-entropy as a sum and the number of hits: in one pass over the logits, with weighted
-classes, among choices.
-
-At a vocabulary of 30,000 the loss moves more memory than a small encoder does. torch's own makes
-five fp32 arrays of the size of the logits; here a few rows at a time are taken from logits to
-gradient, softmax − one-hot, while they are in the cache.
+"""Losses as sums: cross-entropy with weighted classes, among choices and of spans, on normalisers,
+and of independent labels and numbers. That over a vocabulary is `kernels.cross_entropy`.
 """
 
 from __future__ import annotations

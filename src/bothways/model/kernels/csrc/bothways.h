@@ -1,4 +1,4 @@
-/* The interface between Python (`library.py` and its neighbours) and the compiled kernels.
+/* The interface between Python (`abi.py` and its neighbours) and the compiled kernels.
  *
  * All arrays are dense, row-major and owned by the caller. Every function that computes validates
  * its arguments first and returns a status: if it is not BOTHWAYS_OK, nothing has been written.
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* Increase it with every change of a signature, a struct or the meaning of an argument:
- * `library.py` refuses a library with another number. */
+ * `abi.py` refuses a library with another number. */
 #define BOTHWAYS_ABI 2
 
 /* Limits that keep every size in bytes below 2^63. */
