@@ -78,6 +78,8 @@ def test_errors_name_the_url(tmp_path, monkeypatch):
     damaged = store("cut.txt.gz", gzip.compress(b"One.\n" * 1000)[:-9])
     with pytest.raises(DataError, match=r"memory://texts/cut.txt.gz: the compressed file is dam"):
         [*read_documents([damaged])]
+    with pytest.raises(DataError, match=r"memory://texts/cut.parquet: is not a complete Parquet"):
+        open_table(store("cut.parquet", b"PAR1 no"))
     with pytest.raises(ConfigError, match=r"s3:/bucket/corpus: is a URL, not a folder"):
         Corpus.open("s3://bucket/corpus")
 

@@ -486,7 +486,7 @@ def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -
     with optional("data", "reading Parquet files"):
         from pyarrow import parquet
 
-    with _damage(path), text_io.open_bytes(path) as stream:
+    with text_io.open_bytes(path) as stream, _damage(path):
         file = parquet.ParquetFile(stream)
         names, total = tuple(file.schema_arrow.names), file.metadata.num_rows
     _require_distinct(names, path)
@@ -497,7 +497,7 @@ def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -
     def rows() -> Iterator[TableRow]:
         nonlocal done
         columns = None if only is None else list(only)
-        with _damage(path), text_io.open_bytes(path, bytes_read) as stream:
+        with text_io.open_bytes(path, bytes_read) as stream, _damage(path):
             for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024, columns=columns):
                 for values in batch.to_pylist():
                     done += 1
