@@ -290,6 +290,17 @@ def test_parquet_that_is_damaged_in_the_middle_is_an_error(begin, tmp_path):
         values(open_table(str(path)))
 
 
+def test_parquet_of_a_repeated_cell_takes_little_memory(tmp_path):
+    """It is in the file once, and in each row that is read at a time."""
+    text = "x" * 2**18
+    parquet.write_table(pyarrow.table({"text": [text] * 1500}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 2**18
+    tracemalloc.start()
+    assert all(row.values == {"text": text} for row in open_table(str(tmp_path / "a.parquet")).rows)
+    assert tracemalloc.get_traced_memory()[1] < 2**27  # of 375 MiB in all
+    tracemalloc.stop()
+
+
 def test_a_value_of_several_lines_is_no_row_of_tsv(tmp_path):
     """As pandas writes one; the halves of it would be predicted as two texts."""
     import pandas

@@ -498,7 +498,8 @@ def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -
         nonlocal done
         columns = None if only is None else list(only)
         with text_io.open_bytes(path, bytes_read) as stream, _damage(path):
-            for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024, columns=columns):
+            # Few rows: a cell that a dictionary repeats is small in the file, not in each row.
+            for batch in parquet.ParquetFile(stream).iter_batches(batch_size=128, columns=columns):
                 for values in batch.to_pylist():
                     done += 1
                     yield TableRow(values, f"{path}:row {done}")
