@@ -188,18 +188,26 @@ def test_lists_of_classes_have_their_names():
     assert class_names(features) == {name: ["no", "yes"] for name in features}
 
 
-def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path):
+def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path, caplog):
     import datasets
 
     folder = tmp_path / "saved"
     rows = {"text": ["Fine.", "Dull."], "label": [1, 0]}
     data = datasets.Dataset.from_dict(rows)
-    data.cast_column("label", datasets.ClassLabel(names=["no", "yes"])).save_to_disk(folder)
+    data = data.cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
+    data.save_to_disk(folder)
+    (tmp_path / "files").mkdir()
+    data.to_parquet(file := tmp_path / "files" / "a.parquet")
     for path, advice in ((folder, f"write hub:{folder}"), (next(folder.glob("*.arrow")), "hub:")):
         with pytest.raises(DataError, match=advice):
             open_table(str(path))
-    labels = ["yes", "no"]
-    assert [row["label"] for row in values(open_table(f"hub:{folder}"))] == labels
+    for source in (folder, tmp_path / "files"):
+        labels = [row["label"] for row in values(open_table(f"hub:{source}"))]
+        assert labels == ["yes", "no"]
+    open_table(str(file), only=["text"])
+    assert not caplog.messages
+    assert [row["label"] for row in values(open_table(str(file)))] == [1, 0]
+    assert [text.startswith(f"{file}: its classes are") for text in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize(("name", "content", "where", "message"), [
