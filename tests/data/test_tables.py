@@ -215,6 +215,7 @@ def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path, caplog):
     (".", None, "", "is a folder\n  Name a file in it"),
     ("a.conll", b"EU B-ORG\n", "", 'task="tag"'),
     ("a.xls.gz", gzip.compress(b"x", mtime=0), "", "unsupported file type '.xls'"),
+    ("a.parquet.gz", gzip.compress(b"PAR1", mtime=0), "", "Unpack it"),
     ("a.csv", b"", "", "holds no row"),
     ("a.tsv", b"text\tlabel\n", "", "holds no row"),
     ("a.jsonl", b"\n \n", "", "holds no row"),

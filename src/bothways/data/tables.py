@@ -50,6 +50,7 @@ KINDS = (
 _TAGS = f" For words with their tags: {argument(task='tag')}."
 _ADVICE = {
     **dict.fromkeys((".conll", ".bio", ".iob"), _TAGS),
+    ".parquet": " Unpack it: a Parquet file is compressed inside.",
     ".arrow": f" Of a data set that datasets saved, name the folder: {HUB}FOLDER.",
     **dict.fromkeys(text_io.SPREADSHEETS, f" {text_io.SAVE_AS_CSV}"),
 }

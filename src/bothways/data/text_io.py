@@ -41,8 +41,8 @@ DEFAULT_MAX_LINE = 2**23
 logger = logging.getLogger(__name__)
 
 _CONVERT = (
-    "Convert it from its encoding, such as: iconv -f LATIN1 -t UTF-8; Chinese text is usually in "
-    "GB18030, which includes GBK, or in BIG5, Japanese in CP932, Korean in CP949."
+    "Convert it: iconv -f ENCODING -t UTF-8. Chinese text is usually in GB18030, which includes "
+    "GBK, or in BIG5, Japanese in CP932, Korean in CP949, Russian in CP1251, English in LATIN1."
 )
 _NULS = 0.1
 """The share of NUL characters in a line, beyond three, above which it is not text; fewer are left
