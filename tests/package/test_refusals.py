@@ -47,9 +47,11 @@ def test_it_is_refused_with_its_place(call, where):
 def test_a_tokenizer_needs_a_text_and_room_for_a_token(tokenizer):
     with pytest.raises(BothwaysError, match="there is no text"):
         tokenizer.batch([])
-    with pytest.raises(BothwaysError) as caught:
-        tokenizer.batch("a cat", length=2)
-    assert caught.value.where == "length"
+    for texts, shortest in (("a cat", 3), (("a", "cat"), 4)):
+        assert tokenizer.batch(texts, length=shortest).layout.lengths == [shortest]
+        with pytest.raises(BothwaysError, match=f"{shortest}, not {shortest - 1}") as caught:
+            tokenizer.batch(texts, length=shortest - 1)
+        assert caught.value.where == "length"
 
 
 def test_an_estimator_needs_labels():

@@ -30,6 +30,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError, TokenizerError, os_errors
 from bothways.core.files import local_path, surrogate_in
 from bothways.core.source import Ids
@@ -448,10 +449,9 @@ class Tokenizer:
         pairs = [text if isinstance(text, tuple) and len(text) == 2 else (text,) for text in items]
         if not pairs:
             raise DataError("there is no text", fix="Give one or more.")
-        special = max(self.template.single, self.template.pair)
-        if length is not None and length <= special:
-            message = f"must be greater than {special}, the number of special tokens, not {length}"
-            raise ConfigError(message, where="length", fix=f"Set it to {special + 1} or more.")
+        has_pair = any(len(pair) == 2 for pair in pairs)
+        special = self.template.pair if has_pair else self.template.single
+        require_at_least(special + 1, length=length)  # the special tokens, and one of the text
         rows = iter(self.encode([text for pair in pairs for text in pair]))
         encoded = ((next(rows), next(rows) if len(pair) == 2 else None) for pair in pairs)
         return pack([assemble(a, b, self.template, length) for a, b in encoded])
