@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,6 +123,16 @@ def test_a_blank_line_is_a_row_of_a_single_column_alone(tmp_path, suffix):
     mark = "," if suffix == ".csv" else "\t"
     source = write(tmp_path / f"two{suffix}", f"text{mark}label\n\na{mark}x\n\n\nb{mark}y\n")
     assert [row["text"] for row in values(open_table(source))] == ["a", "b"]
+
+
+def test_threads_read_long_values_of_csv(tmp_path):
+    """The limit of a value is one of the process, which each reader sets and restores."""
+    row, limit = {"text": "word, " * 30_000, "label": "x"}, csv.field_size_limit()
+    source = write(tmp_path / "long.csv", csv_text([row] * 40))
+    with ThreadPoolExecutor(8) as threads:
+        tables = threads.map(lambda _: values(open_table(source)), range(24))
+        assert all(rows == [row] * 40 for rows in tables)
+    assert csv.field_size_limit() == limit
 
 
 def test_a_value_may_be_long_and_a_quote_that_stays_open_is_named(tmp_path, monkeypatch):

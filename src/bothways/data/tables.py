@@ -25,6 +25,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import threading
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
@@ -250,6 +251,7 @@ def _text_rows(location: str, lines: Lines) -> Iterator[TableRow]:
 # Delimited text
 
 
+_CSV_LIMIT = threading.Lock()
 _LINE_ENDS = "Write line ends as \\n or \\r\\n, such as: tr '\\r' '\\n'."
 
 
@@ -274,20 +276,24 @@ def _csv_records(location: str, lines: Lines) -> Records:
     while True:
         # The limit belongs to the process: it is set for one record, then restored. It keeps a
         # quote that is never closed from reading the whole file into one value.
-        previous_limit = csv.field_size_limit(limit)
-        try:
-            record = next(reader, None)
-        except csv.Error as error:
-            where = f"{location}:{begin}"
-            if str(error).startswith("new-line"):
-                raise DataError("holds a carriage return", where=where, fix=_LINE_ENDS) from error
-            fix = "Quote values with a comma or a line end, close each quote, and write a quote in "
-            fix += f'a value as "". Longer values need a larger {text_io.MAX_LINE}.'
-            if "," not in first_line:
-                fix = separator_advice([first_line]) or fix
-            raise DataError(f"is not CSV: {error}", where=where, fix=fix) from error
-        finally:
-            csv.field_size_limit(previous_limit)
+        with _CSV_LIMIT:
+            previous_limit = csv.field_size_limit(limit)
+            try:
+                record = next(reader, None)
+            except csv.Error as error:
+                where = f"{location}:{begin}"
+                if str(error).startswith("new-line"):
+                    message = "holds a carriage return"
+                    raise DataError(message, where=where, fix=_LINE_ENDS) from error
+                fix = (
+                    "Quote values with a comma or a line end, close each quote, and write a quote "
+                )
+                fix += f'in a value as "". Longer values need a larger {text_io.MAX_LINE}.'
+                if "," not in first_line:
+                    fix = separator_advice([first_line]) or fix
+                raise DataError(f"is not CSV: {error}", where=where, fix=fix) from error
+            finally:
+                csv.field_size_limit(previous_limit)
         if record is None:
             return
         yield begin, record
