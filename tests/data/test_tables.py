@@ -366,7 +366,12 @@ def test_a_table_that_is_refused_leaves_no_open_file(tmp_path):
     with pytest.raises(DataError, match="two columns") as caught:
         open_table(path)
     assert caught.tb is not None  # it still refers to the reader
-    assert path not in {str(link.resolve()) for link in Path("/proc/self/fd").glob("*")}
+    parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "a.parquet")
+    table = open_table(str(tmp_path / "a.parquet"))
+    table.close()
+    open_files = {link.resolve() for link in Path("/proc/self/fd").glob("*")}
+    assert not open_files & {Path(path), tmp_path / "a.parquet"}
+    assert table.rows  # still there
 
 
 @pytest.mark.parametrize(("first", "rows", "columns", "expected"), [

@@ -27,7 +27,7 @@ import itertools
 import logging
 import threading
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Protocol, runtime_checkable
@@ -509,7 +509,7 @@ def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -
         require_column(name, names, path)
     done = 0
 
-    def rows() -> Iterator[TableRow]:
+    def rows() -> Generator[TableRow, None, None]:
         nonlocal done
         columns = None if only is None else list(only)
         with text_io.open_bytes(path, bytes_read) as stream, _damage(path):
@@ -519,7 +519,8 @@ def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -
                     done += 1
                     yield TableRow(values, f"{path}:row {done}")
 
-    return Table(path, names, rows(), lambda: done / max(1, total))
+    numbered = rows()
+    return Table(path, names, numbered, lambda: done / max(1, total), numbered.close)
 
 
 @contextlib.contextmanager
