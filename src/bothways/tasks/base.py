@@ -13,6 +13,7 @@ outputs of all of them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
@@ -161,10 +162,8 @@ class Reading(Generic[E]):
         """Return the reading of a table with one example per row."""
 
         def examples() -> Iterator[E]:
-            try:
+            with contextlib.closing(table):  # now, not when the traceback of an error is collected
                 yield from map(parse, table.rows)
-            finally:
-                table.close()  # now, not when the traceback of an error in a row is collected
 
         return cls(task, examples(), table.share, table, parse, notes)
 

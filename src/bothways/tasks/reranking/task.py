@@ -130,12 +130,11 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
     def read(
         self, source: str, columns: Any = None, *, labelled: bool = True
     ) -> base.Reading[RankExample]:
-        table, selected = self.open(source, columns, labelled)
-        used = asked_columns(selected)
-        unused = [name for name in table.names if name and name not in used]
-        parsed = (self.parse(row.values, selected, row.where) for row in table.rows)
-        task = self.with_columns(selected)
-        return base.Reading(task, _joined(parsed), table.share, unused=unused)
+        rows = super().read(source, columns, labelled=labelled)
+        assert rows.table is not None
+        used = asked_columns(rows.task.columns)
+        unused = [name for name in rows.table.names if name and name not in used]
+        return base.Reading(rows.task, _joined(rows.examples), rows.share, unused=unused)
 
     def read_rows(
         self, rows: Iterable[TableRow], parse: Callable[[TableRow], RankExample],
@@ -308,7 +307,7 @@ def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
 
 
 def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[float, ...] | None:
-    """Return the labels in a row; None if one is absent."""
+    """Return the labels in a row; None if all are absent."""
     value = cell_of(row, column, location)
     items = list(value) if isinstance(value, list | tuple) else [value]
     if all(is_absent(item) or item == "" for item in items):
