@@ -65,6 +65,17 @@ def test_files_in_squads_form(tmp_path, suffix):
     assert annotated == [True] * 4 + [False]
 
 
+def test_named_fields_of_squads_form_are_read(tmp_path):
+    tree = squad({"id": "a", "question": "Who?", "frage": "Wer?", "antworten": [ANSWER]})
+    file, columns = str(write(tmp_path / "a.json", tree)), QuestionColumns("frage")
+    (question,) = TASK.read(file, replace(columns, answers="antworten")).examples
+    assert (question.question, question.answers) == ("Wer?", (("cat", 4),))
+    (question,) = TASK.read(file, columns, labelled=False).examples
+    assert (question.question, question.answers) == ("Wer?", ())
+    with pytest.raises(DataError, match=r":a: the row has no column 'page'; it has id, question"):
+        list(TASK.read(file, replace(columns, context="page")).examples)
+
+
 @pytest.mark.parametrize(
     ("given", "answers", "impossible"),
     [

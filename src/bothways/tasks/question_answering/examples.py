@@ -80,7 +80,7 @@ class Question:
 
 @dataclass(frozen=True)
 class QuestionColumns(Columns):
-    """The columns of a table of questions; a file in SQuAD's form has these names.
+    """The columns of a table of questions, or the fields of a file in SQuAD's form.
 
     Attributes:
         question, context, answers: as in `Question`; no answers to read none.
@@ -108,10 +108,11 @@ def located(context: str, text: str, start: int) -> int | None:
     return min(positions, key=lambda position: abs(position - start), default=None)
 
 
-def read_squad(source: str, labelled: bool, unused: list[str]) -> Iterator[Question]:
+def read_squad(source: str, columns: QuestionColumns, unused: list[str]) -> Iterator[Question]:
     """Yield the questions of a file in SQuAD's form.
 
     Args:
+        columns: the names of the fields.
         unused: receives the names of fields that are not read.
 
     Raises:
@@ -122,20 +123,21 @@ def read_squad(source: str, labelled: bool, unused: list[str]) -> Iterator[Quest
     file_at(path, "Check the name; .json is read in SQuAD's form, .jsonl as rows.")
     fix = "For one object a line use the suffix .jsonl."
     tree = read_json_text(str(path), fix)
-    columns = QuestionColumns(answers="answers" if labelled else None)
+    read_fields = {*_FIELDS, *vars(columns).values()}
     for index, article in enumerate(_list(_object(tree, str(path)), "data", str(path))):
         location = f"{path}:data[{index}]"
         paragraphs = _list(_object(article, location), "paragraphs", location)
         for number, paragraph in enumerate(paragraphs):
             inner = f"{location}.paragraphs[{number}]"
             fields = _object(paragraph, inner)
-            context = {"context": fields["context"]} if "context" in fields else {}
-            unused += [name for name in (*article, *fields) if name not in (*_FIELDS, *unused)]
+            context = {name: fields[name] for name in [columns.context] if name in fields}
+            unused += [name for name in (*article, *fields) if name not in {*read_fields, *unused}]
             for position, values in enumerate(_list(fields, "qas", inner)):
                 count += 1
-                row = {"id": str(count), **context, **_object(values, f"{inner}.qas[{position}]")}
-                unused += [name for name in row if name not in (*_FIELDS, *unused)]
-                yield question_of(row, columns, f"{inner}:{row['id']}")
+                question = _object(values, f"{inner}.qas[{position}]")
+                row = {columns.id: str(count), **context, **question}
+                unused += [name for name in row if name not in {*read_fields, *unused}]
+                yield question_of(row, columns, f"{inner}:{row[columns.id]}")
     if count == 0:
         raise DataError("has no question", where=path, fix="Give a file with at least one.")
 

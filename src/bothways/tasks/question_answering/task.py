@@ -206,8 +206,9 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         is_json = not source.startswith(HUB) and suffix_of(path) == ".json"
         if not is_json or (path.is_file() and holds_lines(source)):
             return super().read(source, columns, labelled=labelled)
-        unused = list[str]()
-        questions = read_squad(source, labelled, unused)
+        requested, unused = columns or QuestionColumns(), list[str]()
+        fields = replace(requested, answers=requested.answers if labelled else None)
+        questions = read_squad(source, fields, unused)
         return base.Reading(self.with_columns(columns or self.columns), questions, unused=unused)
 
     def open(self, source: str, columns: Any, labelled: bool) -> tuple[Table, Any]:
