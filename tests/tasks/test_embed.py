@@ -134,6 +134,7 @@ def test_the_columns_of_sts_are_known(tmp_path):
         (TextExample("a", "b", "good", "f:3"), "^f:3: the score 'good' is not a number"),
         (TextExample("a", "b", "inf", "f:3"), "^f:3: the score 'inf' is not a number"),
         (TextExample("a", "b", None, "f:4"), "^f:4: has no score"),
+        (VectorExample("a", None, "", "f:4"), "^f:4: has no class"),
         (TextExample("a", "b", "1", "f:5"), "^correlation needs at least two pairs, and there are"),
     ],
 )
@@ -141,6 +142,15 @@ def test_what_cannot_be_scored_is_refused(made, example, message):
     model, tokenizer, _ = made
     with pytest.raises(DataError, match=message):
         evaluate_task(SentenceEmbeddingTask().bind(model, tokenizer, (), 24), [example])
+
+
+@pytest.mark.parametrize(("text_b", "answer"), [(None, ""), ("b", ""), ("b", "x")])
+def test_dev_rows_without_an_answer_are_found_before_training(text_b, answer):
+    train = [VectorExample(text, text * 2) for text in "cd"]
+    dev = [VectorExample("a", text_b, "1"), VectorExample("e", text_b, answer, "dev:2")]
+    (finding,) = (f for f in SentenceEmbeddingTask().check(train, dev) if f.severity == "error")
+    assert (finding.check, "1 dev example" in finding.what) == ("labels", True)
+    assert "dev:2" in finding.what
 
 
 def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made):

@@ -371,6 +371,9 @@ def check_vector_examples(
     if len({(e.text_b is None, e.label is None) for e in dev}) > 1:  # a metric could read a part
         message = "the dev data has rows of several forms, such as pairs with and without a score"
         findings.append(Finding("pairs", "error", message, fix="Give one form in a file."))
+    findings += text_checks.check_rows(
+        dev, "dev example(s) has|have no score or class", _lacks_answer, check="labels"
+    )
     check_labels = functools.partial(text_checks.check_rows, train, check="labels")
     match loss:
         case losses.SupervisedContrastive():
@@ -415,6 +418,12 @@ def check_vector_examples(
         message = "there is one training example, and nothing to compare it with"
         findings.append(Finding("pairs", "error", message, fix="Give more examples."))
     return findings
+
+
+def _lacks_answer(example: VectorExample) -> bool:
+    """Return True for a pair or a text that has a label, but not one that can be scored."""
+    answer = example.label if example.text_b is None else example.is_scored
+    return example.label is not None and not answer
 
 
 def _check_classes(train: Many[VectorExample]) -> list[Finding]:

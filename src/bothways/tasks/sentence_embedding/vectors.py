@@ -36,7 +36,7 @@ from jaxtyping import Bool, Float, Float32, Int64, Shaped
 from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError, DataError, argument
-from bothways.tasks.base import Metrics
+from bothways.tasks.base import Metrics, required
 from bothways.tasks.columns import number_of
 from bothways.tasks.metrics import TINY, correlation, mean_ranking
 from bothways.tasks.predictions import VectorPrediction
@@ -304,6 +304,9 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
 
     Args:
         results: of at least one example.
+
+    Raises:
+        DataError: a text without a class among texts with one.
     """
     queries, documents = dict[str, NDArray[np.float32]](), dict[str, NDArray[np.float32]]()
     relevant = defaultdict[str, set[str]](set)  # documents by query, or by class
@@ -314,8 +317,8 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
         queries[example.text] = units[0]
         if example.text_b is None:
             documents[example.text] = units[0]
-            classes[example.text] = str(example.label)
-            relevant[str(example.label)].add(example.text)
+            classes[example.text] = required(example.label or None, example.where, "class")
+            relevant[classes[example.text]].add(example.text)
             continue
         others, negatives = [example.text_b], 0
         if isinstance(example, VectorExample):
