@@ -82,6 +82,8 @@ def test_a_label_is_given_from_its_threshold_on(tokenizer):
     certain = make_labeller(tokenizer, MultilabelTask(thresholds=(1.0, 1.0, 0.0)))
     logits = np.array([99, 9, -9999], dtype=np.float32)
     assert certain.decode(example, encoded, [logits]).labels == ("x", "z")
+    rare = certain.decode(example, encoded, [np.full(3, -30, dtype=np.float32)])
+    assert rare.to_json()["probabilities"]["x"] == 9.35762e-14  # e^-30 / (1 + e^-30)
 
 
 def test_a_certain_mistake_costs_much_and_not_everything(tokenizer):

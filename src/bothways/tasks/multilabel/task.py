@@ -26,7 +26,7 @@ from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
 from bothways.tasks import base, text_checks, text_task
 from bothways.tasks.columns import cell_of, is_absent, label_of, unlabelled_marks
-from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
+from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics, sigmoid
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.text.tokenizer import Tokenizer
 
@@ -76,8 +76,7 @@ class MultilabelClassifier(text_task.LabelModel[MultilabelExample, MultilabelPre
     def decode(
         self, example: MultilabelExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> MultilabelPrediction:
-        logits = text_task.averaged(outputs).astype(np.float64)
-        probabilities = 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, without overflow
+        probabilities = sigmoid(text_task.averaged(outputs))
         assigned = zip(self.labels, probabilities >= self.task.limits(self.labels), strict=True)
         return MultilabelPrediction(
             tuple(name for name, predicted in assigned if predicted),
