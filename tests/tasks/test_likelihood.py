@@ -123,6 +123,16 @@ def test_pairs_are_evaluated_and_predicted_by_the_commands(folder, tmp_path, cap
     assert "guessed" not in shown.err
 
 
+def test_rows_and_files_have_no_labels(folder, tmp_path):
+    scorer = open_task(folder, "prefer", device="cpu")
+    rows = [{"text": a, "text_b": b} for a, b in PAIRS]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for data in (rows, tmp_path / "a.jsonl"):
+        assert scorer.evaluate(data)["pairs"] == len(PAIRS)
+        with pytest.raises(DataError, match="has no column 'quality'; it has text, text_b"):
+            scorer.evaluate(data, label="quality")
+
+
 def test_one_text_is_no_pair(folder, tmp_path):
     task = open_task(folder, "prefer", device="cpu")
     with pytest.raises(DataError, match="two are compared, the right one first"):

@@ -63,7 +63,7 @@ from bothways.tasks.predictions import (
     PreferencePrediction,
     TokenGuess,
 )
-from bothways.tasks.text_task import TextColumns, TextExample, TextTask, check_single_texts
+from bothways.tasks.text_task import TEXT, TextColumns, TextExample, TextTask, check_single_texts
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -78,11 +78,7 @@ class MaskedTask(TextTask[P]):
     Its metric, if any, does not select weights.
     """
 
-    def read(
-        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
-    ) -> base.Reading[TextExample]:
-        return super().read(source, columns, labelled=False)
-
+    column_table = (TEXT,)
     check_columns = check_single_texts
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
