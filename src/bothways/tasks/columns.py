@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence as Many
+from collections.abc import Container, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -77,7 +77,7 @@ class Column:
     def chosen(self, columns: Any, names: Many[str]) -> dict[str, Any]:
         """Return the columns of this role and its companion, if the table has them."""
         value, second = getattr(columns, self.role), getattr(columns, self.companion, None)
-        requested = _split(value, names) if self.several else names_in(value)
+        requested = split_names(value, names) if self.several else names_in(value)
         if not requested or not {*requested, *names_in(second)} <= {*names}:
             return {}
         return {self.role: value} | ({self.companion: second} if self.companion else {})
@@ -293,7 +293,7 @@ class TableTask(Task[E, P]):
         raise NotImplementedError
 
 
-def _split(value: str | None, names: Many[str]) -> list[str]:
+def split_names(value: str | None, names: Container[str] = ()) -> list[str]:
     """Return the columns of labels: "a,b" names two, unless the table has a column "a,b"."""
     if value is None or value in names:
         return names_in(value)
@@ -484,7 +484,7 @@ def asked_columns(
         column = roles.get(name)
         if column is None or labelled or not column.answer:
             several = column is not None and column.several
-            result += _split(value, names) if several else names_in(value)
+            result += split_names(value, names) if several else names_in(value)
     return result
 
 

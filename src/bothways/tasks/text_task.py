@@ -90,11 +90,6 @@ class TextColumns(Columns):
             message = "is given without a first text"
             raise ConfigError(message, where="columns.text_b", fix="Name both columns.")
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The columns that are named for labels: one, or one for each label."""
-        return tuple(name.strip() for name in (self.label or "").split(",") if name.strip())
-
 
 TEXT = Column(
     "text", "text", TEXTS, ("comment", "message", "utterance", "headline", "body"),

@@ -25,7 +25,7 @@ from bothways.core.training_module import Loss
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
 from bothways.tasks import base, text_checks, text_task
-from bothways.tasks.columns import cell_of, is_absent, label_of, unlabelled_marks
+from bothways.tasks.columns import cell_of, is_absent, label_of, split_names, unlabelled_marks
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics, sigmoid
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.text.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         text, text_b = text_task.texts_of_row(row, columns, where)
         labels, column = None, columns.label
         if column is not None and column not in row and "," in column:
-            labels = labels_of_columns(row, columns.labels, where)
+            labels = labels_of_columns(row, split_names(column), where)
         elif column is not None:
             labels = parse_labels(cell_of(row, column, where), self.separator, column, where)
         return MultilabelExample(text, text_b, labels, where)
@@ -142,7 +142,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
             for some in (train, dev)
         )
         findings = text_checks.check_examples(train, dev, self.texts, lambda e: e.labels, marks)
-        names, columns = self.labels(train), self.columns.labels
+        names, columns = self.labels(train), split_names(self.columns.label)
         if not names:
             fix = "Name another label column, or give more data."
             message = "no training example has a label"
