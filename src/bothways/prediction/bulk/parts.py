@@ -260,13 +260,17 @@ class PartMarker:
 
 @dataclass(frozen=True)
 class PartResult:
-    """A computed part: its numbers, its record, the bytes of its file, and rows that it lacks."""
+    """A computed part: its numbers, its record, the bytes of its file, and rows that it lacks.
+
+    `precision` is the one in which it was computed.
+    """
 
     file: int
     part: int
     marker: PartMarker
     content: bytes | None
     rejected: tuple[RejectedRow, ...]
+    precision: str
 
 
 def read_parts(
@@ -558,7 +562,8 @@ class PartWorker:
             job.digest, job.share, None if content is None else len(content),
             len(pairs), len(rejected), counts.cut, counts.blank,
         )  # fmt: skip
-        return PartResult(job.file, job.part, marker, content, rejected)
+        precision = self.opened.precision
+        return PartResult(job.file, job.part, marker, content, rejected, precision)
 
     def _fits(self, row: BulkRow, job: PartJob, rejects: Rejects) -> bool:
         """Return True if the kept values fit their columns; else reject the row."""
