@@ -21,6 +21,7 @@ from bothways.prediction.static_distillation import kept_tokens
 from bothways.serving import app as application_of
 from bothways.text.tokenizer import Tokenizer
 from family_tasks import encoder_of, tokenizer_of
+from heard_progress import Heard
 from running_server import refusal, running
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
 from toy_text import odd_texts, write_vocabulary
@@ -51,6 +52,13 @@ def sentence_transformer(folder: Path) -> Any:
 def cosines(rows: np.ndarray) -> np.ndarray:
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return unit @ unit.T
+
+
+def test_the_precision_that_computed_is_named(place, monkeypatch):
+    monkeypatch.setattr("bothways.core.runtime.devices.has_bf16", lambda device: True)
+    data, heard = place / "text.txt", Heard()
+    bothways.predict(place / "out", data, place / "o.npy", precision="auto", progress=heard)
+    assert heard.messages == ["note: predicted in fp32"]
 
 
 def test_an_empty_text_has_zeros_and_no_angle(place):

@@ -167,6 +167,7 @@ def test_names_that_cannot_be_written_are_refused(model, table):
     for words, where in (
         (["--out", "x.json"], "out"),
         (["--out", "x.csv", "--format", "parquet"], "format"),
+        (["--out", "x.csv", "--format", "jsonl"], "format"),
         (["--keep", "label", "--keep", "text=label"], "keep"),
     ):
         with pytest.raises(ConfigError) as refused:

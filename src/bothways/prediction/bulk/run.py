@@ -52,7 +52,6 @@ from bothways.core.errors import (
 from bothways.core.files import LOCK, OWNER, discard_begun, lock_folder
 from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.progress import SILENT, Progress
-from bothways.core.runtime.devices import choose_device, resolve_precision
 from bothways.core.runtime.process import usable_cores
 from bothways.core.terminal import quantity
 from bothways.data.documents import Origin, check_versions, origin_of
@@ -155,12 +154,11 @@ def predict_files(
         return _predict_parts(request, out, processes, threads, progress)
     for output in (out, rejects_file(out)):
         files.check_output_path(output, request.files)
-    spans = request.form == "spans" and out.suffix.lower() == ".jsonl"
-    form: PartFormat = "spans" if spans else SUFFIXES[out.suffix.lower()]
-    if request.form not in (None, form):
+    suffix = out.suffix.lower()
+    if request.form not in (None, suffix[1:], "spans" if suffix == ".jsonl" else None):
         message = f"{request.form!r} is not the format of {out.name}"
         raise ConfigError(message, where="format", fix="Leave it out: the ending names the format.")
-    request, folder = replace(request, form=form), parts_folder(out)
+    request, folder = replace(request, form=request.form or SUFFIXES[suffix]), parts_folder(out)
     with contextlib.ExitStack() as stack:
         if any(map(is_stream, request.files)):  # the parts of a pipe cannot be continued
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -200,9 +198,8 @@ def _predict_parts(
             raise run.error
         totals = {name: getattr(run.result, name) for name in ("rows", "rejected", "parts")}
         _write_json(out / SUCCESS, totals)
-    if request.precision == "auto":
-        dtype = resolve_precision("auto", choose_device(request.device))
-        progress.message(f"note: predicted in {'fp32' if dtype.itemsize == 4 else 'bf16'}")
+    if request.precision == "auto" and run.precision is not None:
+        progress.message(f"note: predicted in {run.precision}")
     return run.result
 
 
@@ -270,6 +267,7 @@ class _BulkRun:
         done: bytes of input whose predictions are written; a data set of the Hub counts as one.
         error: ends the reading; parts that were read before it are still predicted.
         types: the Arrow types of kept columns, as in the first part that has rows.
+        precision: of the workers; None before the first part is computed.
     """
 
     out: Path
@@ -280,6 +278,7 @@ class _BulkRun:
     done: float = 0.0
     error: BothwaysError | None = None
     types: tuple[Any, ...] | None = None
+    precision: str | None = None
 
     @functools.cached_property
     def sizes(self) -> list[int | None]:
@@ -425,6 +424,7 @@ class _BulkRun:
         # The marker comes last: a part with a marker is complete, whatever was killed.
         _write_json(marker_file, asdict(result.marker))
         self._count(result.file, result.marker, again=False)
+        self.precision = result.precision
         self.progress.advance(self.done, quantity(self.result.rows, "row(s)"))
 
     def part_files(self, number: int, part: int) -> tuple[Path, Path, Path]:
