@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+import bothways
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import has_int8
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import Int8Report, TimedMetrics, measure_int8
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
+from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.text_task import TextExample
 from commands import run_line
+from heard_progress import Heard
 from toy_folder import make_examples, make_folder, save_classifier, write_tsv
 
 pytestmark = pytest.mark.skipif(not has_int8(torch.device("cpu")), reason="no int8 here")
@@ -110,6 +114,16 @@ def test_evaluate_tells_both_and_the_loss(place, opened, run, monkeypatch, capsy
     shown = " ".join(capsys.readouterr().out.split())
     assert "points of accuracy" in shown
     assert "times as fast" in shown
+
+
+def test_data_that_trained_the_model_is_noted_once(place, opened, tmp_path):
+    """It is read up to six times."""
+    model, data, heard = tmp_path / "model", place / "dev.tsv", Heard()
+    shutil.copytree(place / "model", model)
+    digest = examples_fingerprint(opened.read(data, labelled=True).examples)
+    (model / "bothways.json").write_text(json.dumps({"data": {"train": {"sha256": digest}}}))
+    bothways.evaluate(model, data, precision="int8", limit=100, device="cpu", progress=heard)
+    assert len([line for line in heard.messages if "trained the model" in line]) == 1
 
 
 def test_a_loss_beyond_the_limit_is_an_error_with_all_measurements(run):

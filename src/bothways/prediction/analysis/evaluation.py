@@ -407,14 +407,15 @@ class EvaluationData:
     def opened(self, predictor: Predictor) -> Iterator[tuple[base.Reading[Any], PredictionCounts]]:
         """Open the examples from the first one on."""
         task = predictor.task_model.task
+        is_first = self.counts is None  # int8 and a report read the data again
         if self.examples is not None:
             reading = base.Reading(task, iter(self.examples))
         else:
             columns = named_columns(task, **self.columns)
             data = self.name if self.rows is None else self.rows
             reading = predictor.read(data, columns, labelled=True)
-            once = self.rows is None and self.counts is None  # the data may be read twice
-            if once and (note := guess_note(self.name, reading, task, columns)):
+            note = guess_note(self.name, reading, task, columns) if self.rows is None else None
+            if is_first and note:
                 self.progress.message(note)
         self.counts = counting(reading, self.progress, "evaluating")
         record = read_record(resolve(resolve_run(self.folder)))
@@ -429,7 +430,8 @@ class EvaluationData:
             reading = dataclasses.replace(reading, examples=base.hashed(reading.examples, digest))
         yield reading, self.counts
         for use, sources in uses.items():
-            if digest.hexdigest() in [source.get("sha256") for source in sources if source]:
+            digests = [source.get("sha256") for source in sources if source]
+            if is_first and digest.hexdigest() in digests:
                 message = f"note: this data {use} look better on it than on other data"
                 self.progress.message(message)
 

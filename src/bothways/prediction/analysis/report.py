@@ -10,13 +10,13 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
 from bothways.core.errors import ConfigError
 from bothways.core.report import sections as s
-from bothways.core.runtime.devices import Precision, device_of, has_bf16
+from bothways.core.runtime.devices import device_of
 from bothways.core.terminal import quantity
 from bothways.prediction.analysis import analyses
 from bothways.prediction.analysis.base import TaskAnalysis, Traits
@@ -125,7 +125,7 @@ def analysis_report(
     data: str,
     facts: Mapping[str, str] = MappingProxyType({}),
     training: Any = None,
-    precision: Precision | Literal["int8"] = "fp32",
+    precision: str = "fp32",
 ) -> s.Report:
     """Return the report of an analysis.
 
@@ -133,8 +133,6 @@ def analysis_report(
         facts: what the model is (`hub.provenance.model_facts`).
         training: the configuration of the run that trained the model, if known.
     """
-    if precision == "auto":
-        precision = "bf16" if has_bf16(device_of(task_model)) else "fp32"
     metric, name, metrics = task_model.task.metric, task_model.task.name, analysis.metrics
     baseline = analysis.baseline.items()
     notes = {key: f"majority baseline: {s.readable_number(value)}" for key, value in baseline}
