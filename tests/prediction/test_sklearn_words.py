@@ -120,6 +120,9 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     assert uneven.value.where == "second"
     with pytest.raises(DataError, match="queries have 5 components"):
         embed.similarity(plain[:, :5], TEXTS)
+    with pytest.raises(DataError, match="has two texts") as pair:
+        embed.similarity([TEXTS[0], (TEXTS[1], TEXTS[2])], TEXTS)
+    assert pair.value.where == "input 2"
     with pytest.raises(TypeError, match="normalise"):
         embed.encode(TEXTS, normalise=True)
     with pytest.raises(ConfigError) as size:

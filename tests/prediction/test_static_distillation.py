@@ -65,6 +65,11 @@ def test_an_empty_text_has_zeros_and_no_angle(place):
     embed = bothways.load(place / "out")
     pair = embed(("", "a film")).to_json()
     assert (pair["vectors"][0], pair["cosine"]) == ([0.0] * 6, 0.0)
+    heard = Heard()
+    bothways.build_index(["a film", " "], embed, progress=heard)
+    assert heard.messages == [
+        "warning: 1 of 2 examples (50.0%) has an empty text, and was answered"
+    ]
 
 
 @pytest.mark.parametrize("counted", [False, True])

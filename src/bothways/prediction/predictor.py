@@ -403,6 +403,7 @@ class Predictor:
                 matrix = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
             elif counts is not None:
                 counts.examples += len(matrix)
+                counts.blank += sum(not str(row).strip() for row in rows)
         matrix = matrix[:, :truncate_dim]
         if normalize_embeddings:
             matrix = unit(matrix)
@@ -560,7 +561,10 @@ class Predictor:
 
     def _vectors(self, items: Any) -> NDArray[np.float32]:
         """Return texts as vectors `(texts, width)`, and vectors as they are."""
-        array = np.asarray(items)
+        try:
+            array = np.asarray(items)
+        except ValueError:  # texts next to pairs: `encode` names the input that it cannot read
+            array = np.empty(0)
         # No texts make an empty array of floats, too.
         vectors = array if array.dtype.kind == "f" and array.size else self.encode(items)
         return np.atleast_2d(vectors).astype(np.float32, copy=False)
