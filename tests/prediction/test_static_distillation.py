@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 
 import bothways
 from bothways.cli.main import app
-from bothways.core.errors import BothwaysError, ConfigError, TokenizerError
+from bothways.core.errors import BothwaysError, ConfigError, ResourceError, TokenizerError
 from bothways.finetuning import run as finetuning
 from bothways.model.heads import MaskedHead
 from bothways.prediction.static_distillation import kept_tokens
@@ -70,6 +70,16 @@ def test_an_empty_text_has_zeros_and_no_angle(place):
     assert heard.messages == [
         "warning: 1 of 2 examples (50.0%) has an empty text, and was answered"
     ]
+
+
+def test_a_forked_process_with_threads_is_refused(place, monkeypatch):
+    """Its sums over many texts would wait forever for threads that are gone."""
+    embed = bothways.load(place / "out")
+    monkeypatch.setattr(embed.task_model.model, "_process", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for call in (embed, embed.encode):
+        with pytest.raises(ResourceError):
+            call(SENTENCES)
 
 
 @pytest.mark.parametrize("counted", [False, True])

@@ -482,6 +482,7 @@ class Predictor:
             or {*map(type, rows)} - {str}
         ):
             return None
+        embedder.model.check_process()
         matrix = np.empty((len(rows), task.width(embedder.model)), np.float32)
         for at in range(0, len(rows), _BLOCK):
             block = [lead + row for row in rows[at : at + _BLOCK]]

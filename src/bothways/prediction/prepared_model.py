@@ -238,7 +238,7 @@ class PreparedModel(Model):
         self.encoder = PreparedEncoder(encoder, pack)
         self.device = devices.device_of(parts)
         self.autocast_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        self.splits_batches = getattr(self.encoder, "max_tokens", 0.0) == math.inf
+        self.splits_batches = self.encoder.max_tokens == math.inf
         self.batch_invariant = pack_head is not None and self.splits_batches
         in_tiles = precision != "fp32" and _has_amx()
         self.longest_fused = TUNING.compiled_amx if in_tiles else TUNING.compiled
@@ -279,11 +279,8 @@ class UnpackedModel(PreparedModel):
         self.heads, self.specification, self.precision = nn.ModuleDict(heads), (), precision
         self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
         self.splits_batches = self.batch_invariant = False
-        self.longest_fused = 0
+        self.longest_fused, self._process = 0, os.getpid()
         self.eval()
-
-    def check_process(self) -> None:
-        """Allow every process: no kernel of ours has threads here."""
 
 
 def prepare_model(
