@@ -176,13 +176,16 @@ def recover_folder(path: Path) -> None:
     """Restore a folder whose replacement was killed between its two renames.
 
     Raises:
-        OSError: no permission.
+        ResourceError: no permission.
     """
-    path = path.resolve()
-    old = path.with_name(f"{HIDDEN}old-{path.name}")
-    if os.path.exists(old) and not path.exists():  # False for a name that is too long
-        with contextlib.suppress(FileNotFoundError):  # another process has restored it
-            old.rename(path)
+    real = path.resolve()
+    old = real.parent / f"{HIDDEN}old-{real.name}"
+    if os.path.exists(old) and not real.exists():  # False for a name that is too long
+        with (
+            errors.os_errors(path, "Rename the hidden folder next to it by hand."),
+            contextlib.suppress(FileNotFoundError),  # another process has restored it
+        ):
+            old.rename(real)
 
 
 def make_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bothways.core.errors import FolderError, hub_errors, os_errors, read_errors
+from bothways.core.errors import FolderError, hub_errors, read_errors
 from bothways.core.files import (
     local_path,
     near_path,
@@ -86,7 +86,7 @@ def require_types(settings: Mapping[str, Any], file: Path, **types: type) -> Non
 def resolve_run(name: str) -> str | Path:
     """Return the model folder of this name, of a run the model in it; errors as `resolve`."""
     inner = local_path(name) / "model"
-    _recover(inner)
+    recover_folder(inner)
     return inner if is_model_folder(inner) and not is_model_folder(inner.parent) else name
 
 
@@ -110,7 +110,7 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
             reached; or a file of the folder is a link to nothing.
     """
     folder = local_path(name)
-    _recover(folder)
+    recover_folder(folder)
     if folder.is_dir():
         require_utf8(folder)
         _require_targets(folder, (*files, *PICKLE_FILES))
@@ -156,13 +156,6 @@ def portable_name(name: str) -> str:
     run = resolve_run(name)
     hub_id = None if local_path(run).is_dir() else _hub_id(run)
     return hub_id or str(resolve(run).absolute())
-
-
-def _recover(folder: Path) -> None:
-    """Restore a folder whose replacement was killed between its two renames."""
-    if folder.name not in ("", ".."):
-        with os_errors(folder, "Rename the hidden folder next to it by hand."):
-            recover_folder(folder)
 
 
 def _hub_id(name: str | Path) -> str | None:
