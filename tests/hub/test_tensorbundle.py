@@ -257,7 +257,7 @@ def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path):
     with pytest.raises(FolderError, match="the bytes of bad do not match their checksum"):
         bundle.read("bad")
     (tmp_path / "a.ckpt.data-00000-of-00001").unlink()
-    with pytest.raises(FolderError, match="cannot be read: No such file"):
+    with pytest.raises(ResourceError, match="cannot be read: No such file"):
         bundle.read("good")
     with pytest.raises(FolderError, match=r"needs a.ckpt.data-00000-of-00001"):
         open_bundle(file)

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bothways.core.errors import ConfigError, FolderError, optional
+from bothways.core.errors import ConfigError, FolderError, optional, read_errors
 from bothways.core.files import check_regular, local_path, read_object, read_regular
 from bothways.core.terminal import listed
 from bothways.hub.convert import ModelPart
@@ -392,6 +392,7 @@ def open_bundle(index: Path) -> Weights:
     Raises:
         FolderError: a file is missing, truncated, corrupt or of another kind. Reading a tensor
             raises it for a wrong checksum.
+        ResourceError: a file cannot be read.
     """
     check_regular(index, FolderError)
     try:
@@ -424,13 +425,9 @@ def open_bundle(index: Path) -> Weights:
         """Return a tensor, whose checksum is compared."""
         entry = entries[name]
         file = files[entry.shard]
-        try:
-            with file.open("rb") as stream:
-                stream.seek(entry.offset)
-                data = stream.read(entry.size)
-        except OSError as error:
-            message = f"cannot be read: {error.strerror}"
-            raise FolderError(message, where=file, fix="Check the permissions.") from error
+        with read_errors(file), file.open("rb") as stream:
+            stream.seek(entry.offset)
+            data = stream.read(entry.size)
         if len(data) != entry.size or _masked(data) != entry.checksum:
             message = f"the bytes of {name} do not match their checksum"
             raise FolderError(message, where=file, fix=AGAIN)
