@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 import platform
 import shutil
@@ -22,7 +21,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.errors import ConfigError, ResourceError, installed
 from bothways.core.runtime.process import give_back, group_memory, read_system_file, usable_cores
 from bothways.core.terminal import quantity
 
@@ -71,7 +70,7 @@ def has_bf16(device: torch.device) -> bool:
     """
     if device.type == "cuda":
         return torch.version.hip is not None or _is_ampere(device)
-    return _has_onednn() and not _BF16_FLAGS.isdisjoint(_cpu_flags())
+    return torch.backends.mkldnn.is_available() and not _BF16_FLAGS.isdisjoint(_cpu_flags())
 
 
 def has_int8(device: torch.device) -> bool:
@@ -79,17 +78,14 @@ def has_int8(device: torch.device) -> bool:
 
     Older processors add two products in 16 bits, which can overflow. Arm is untested.
     """
-    return device.type == "cpu" and _has_onednn() and not _INT8_FLAGS.isdisjoint(_cpu_flags())
+    is_cpu = device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return is_cpu and not _INT8_FLAGS.isdisjoint(_cpu_flags())
 
 
 def packs_weights(device: torch.device) -> bool:
     """Return True if the device multiplies with prepacked weights: an x86 CPU with oneDNN."""
     x86 = platform.machine().lower() in {"x86_64", "amd64"}
-    return device.type == "cpu" and _has_onednn() and x86
-
-
-def _has_onednn() -> bool:
-    return bool(torch.backends.mkldnn.is_available())
+    return device.type == "cpu" and torch.backends.mkldnn.is_available() and x86
 
 
 def _is_ampere(device: torch.device) -> bool:
@@ -109,7 +105,7 @@ def has_varlen(device: torch.device) -> bool:
 
 def has_flex(device: torch.device) -> bool:
     """Return True if torch compiles FlexAttention here: NVIDIA GPU, Ampere or later, and Triton."""
-    return _is_ampere(device) and importlib.util.find_spec("triton") is not None
+    return _is_ampere(device) and installed("triton")
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
