@@ -87,13 +87,11 @@ def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     for source in names[1:]:
         other, read_tensor = _open(source)
         if other != folder:
-            if _bases(other) != _bases(folder):
-                message = f"has other bases of rotary positions than {names[0]}"
-                raise FolderError(message, where=source, fix="Average models with equal bases.")
             # The models may differ in their weights alone.
             shapes, other_shapes = open_weights(folder).shapes, open_weights(other).shapes
             raw, other_raw = (read_hf_config(path).raw for path in (folder, other))
             differs = [name for name in _SETTINGS if raw.get(name) != other_raw.get(name)]
+            differs += ["bases of rotary positions"] * (_bases(folder) != _bases(other))
             layers, other_layers = _layer_files(folder), _layer_files(other)  # copied, not averaged
             for table, other_table in ((shapes, other_shapes), (layers, other_layers)):
                 names_of_both = {**table, **other_table}
