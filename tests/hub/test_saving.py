@@ -127,6 +127,8 @@ def test_the_tokenizer_goes_with_the_model(tmp_path):
     # It is replaced whole: the tokenizer of before does not stay beside new weights.
     save_model(tmp_path / "ours", own("ForMaskedLM"))
     assert not list((tmp_path / "ours").glob("tokenizer*"))
+    bothways.load_model(tmp_path / "ours").save(tmp_path / "again")
+    assert not list((tmp_path / "again").glob("tokenizer*"))
     with pytest.raises(FolderError, match="the tokenizer has 61 ids, and the model's embedding"):
         save_model(tmp_path / "other", own("ForMaskedLM"), tokenizer(tmp_path, VOCAB + 1))
     assert not (tmp_path / "other").exists()

@@ -682,7 +682,7 @@ class PretrainedModel(Model):
         return self._loaded.tokenizer
 
     def save(self, folder: str | Path) -> Path:
-        """Save model, tokenizer and labels as a Hugging Face folder; return its path.
+        """Save model, tokenizer, if any, and labels as a Hugging Face folder; return its path.
 
         `bothways.save_model` has more settings, such as the model card.
 
@@ -690,5 +690,5 @@ class PretrainedModel(Model):
             FolderError: the labels do not fit the outputs, or the folder holds something else.
             ResourceError: the folder cannot be written.
         """
-        save_model(folder, self, self.tokenizer)
+        save_model(folder, self)
         return local_path(folder)
