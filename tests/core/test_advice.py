@@ -32,6 +32,8 @@ def test_settings_are_spelled_for_an_interface(used, expected):
 
 @pytest.mark.parametrize(("used", "command", "expected"), [
     ("python", "export", "bothways.export_model(MODEL, out=FOLDER)"),
+    ("python", "average", "bothways.average(MODEL, out=FOLDER)"),
+    ("python", "evaluate", "bothways.evaluate(MODEL, out=FOLDER)"),
     ("command", "export", "bothways export MODEL --out FOLDER"),
     ("json", "export", "bothways export MODEL --out FOLDER"),
     ("python", "convert", "bothways convert MODEL --out FOLDER"),  # which is no function

@@ -56,7 +56,8 @@ Interface = Literal["python", "command", "json"]
 _FUNCTIONS = {
     "tokenizer train": "train_tokenizer", "corpus build": "build_corpus", "finetune": "finetune",
     "predict": "load", "export": "export_model", "pretrain": "pretrain", "adapt": "adapt",
-    "index": "build_index", "search": "search", "show": "show",
+    "index": "build_index", "search": "search", "show": "show", "average": "average",
+    "evaluate": "evaluate",
 }  # fmt: skip
 """Commands that are a function of the package; the others are only commands."""
 _PARAMETERS = re.compile("\x02([^\x02\x03]*)\x03")
