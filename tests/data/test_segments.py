@@ -458,9 +458,9 @@ def test_a_million_documents_take_little_memory_and_time():
 
 
 @pytest.mark.parametrize(("make", "path"), [
-    (lambda: NextSentence(4), "segments.length"),
+    (lambda: NextSentence(4), "length"),
     (lambda: NextSentence(128, 1.5), "segments.short"),
-    (lambda: FullSentences(2), "segments.length"),
+    (lambda: FullSentences(2), "length"),
     (lambda: source_of([[1]], FullSentences(8), data_copies=0), "data_copies"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(make, path):

@@ -43,7 +43,7 @@ QUICK = {
     "tokenizer train": "tokenizer train text.txt --size 60 --out OUT",
 }
 """Commands that take less than a second; OUT is a new place."""
-_TINY = "batch.kind=examples batch.n=2 objective.segments.length=32"
+_TINY = "batch.kind=examples batch.n=2"
 SLOW = {
     "pretrain": f"pretrain corpus --out OUT --model bert-tiny --until '3 steps' {_TINY}",
     "convert": "convert bert --out OUT --vocabulary words.txt",

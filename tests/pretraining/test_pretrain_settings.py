@@ -53,6 +53,8 @@ def test_common_names_are_settings():
         ("fresh=masked", r"fresh: names masked, and without start all heads begin at random"),
         ("microbatch_tokens=0", r"microbatch_tokens: must be at least 1, not 0"),
         ("evaluation_tokens=-1", r"evaluation_tokens: must be at least 1, not -1"),
+        ("objective.segments.length=9", r"objective\.segments\.length: is 9, .*\n.*phases\.1"),
+        ("phases.0.segments.length=9", r"phases\.0\.segments\.length: is 9, .*\n.*phases\.0"),
     ],
 )
 def test_a_name_that_is_none_is_told_the_setting(given, message):

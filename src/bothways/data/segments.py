@@ -132,7 +132,7 @@ class FullSentences(Segments):
     """Consecutive whole sentences, as many as fit (RoBERTa).
 
     Attributes:
-        length: the longest sequence in tokens, specials included.
+        length: the longest sequence in tokens, specials included; in a run that of the phase.
         cross: True continues with the next document (FULL-SENTENCES), False ends a sequence at
             the end of its document (DOC-SENTENCES).
     """
@@ -145,7 +145,7 @@ class FullSentences(Segments):
     def __post_init__(self) -> None:
         if self.length < self.specials + 1:
             message = f"must be at least 3 ([CLS], a token, [SEP]), not {self.length}"
-            raise ConfigError(message, where="segments.length")
+            raise ConfigError(message, where="length")
 
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
@@ -196,7 +196,7 @@ class PairSegments(Segments):
     def __post_init__(self) -> None:
         if self.length < self.specials + 2:
             message = f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}"
-            raise ConfigError(message, where="segments.length")
+            raise ConfigError(message, where="length")
         require_range("[0, 1]", "segments", short=self.short)
 
     def require(self, selection: Selection, template: Template) -> None:
@@ -294,7 +294,7 @@ class NextSentence(PairSegments):
     """Two segments: the second follows the first (label 0) or is random (label 1), as in BERT.
 
     Attributes:
-        length: the longest sequence in tokens, specials included.
+        length: the longest sequence in tokens, specials included; in a run that of the phase.
         short: the share of documents that are read with a random shorter target length.
     """
 
@@ -340,7 +340,7 @@ class SentenceOrder(PairSegments):
     """Two consecutive segments, in order (label 0) or swapped (label 1), as in ALBERT.
 
     Attributes:
-        length: the longest sequence in tokens, specials included.
+        length: the longest sequence in tokens, specials included; in a run that of the phase.
         short: the share of documents that are read with a random shorter target length.
         single: what a chunk of one sentence becomes: "split" cuts it in two at a random token,
             "drop" leaves it out, "random" adds a segment of another document with label 1, as

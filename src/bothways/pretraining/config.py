@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.reader import CHANGEABLE, Members
@@ -184,6 +184,13 @@ class PretrainConfig:
                 message = f"the objective {self.objective.kind!r} hides no tokens"
                 fix = "Leave it out, or choose another objective."
                 raise ConfigError(message, where=f"phases.{number}.masking", fix=fix)
+            segments: Any = phase.segments or self.objective.segments
+            default = getattr(type(segments), "length", segments.length)
+            if segments.length not in (default, phase.length):
+                message = f"is {segments.length}, and sequences have the length of their phase"
+                where = f"phases.{number}" if phase.segments else "objective"
+                fix = f"Set {setting(f'phases.{number}.length', segments.length)} instead."
+                raise ConfigError(message, where=f"{where}.segments.length", fix=fix)
             if phase.length > self.encoder.max_positions:
                 positions = f"the encoder's {self.encoder.max_positions} positions"
                 message = f"sequences of {phase.length} tokens exceed {positions}"
