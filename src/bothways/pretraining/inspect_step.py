@@ -198,6 +198,8 @@ class Repeat:
         tree = read_toml(file)
         if isinstance(tree.get("training"), dict):
             tree["training"]["schedule"] = "constant"
+            if device.type == "cpu":  # on which a run of a GPU is repeated without these
+                tree["training"] |= {"compiled": False, "graphs": False}
         try:
             settings = configs.read(PretrainConfig, tree)
         except ConfigError as error:
