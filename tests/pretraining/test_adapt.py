@@ -29,8 +29,8 @@ from bothways.training import checkpoint
 from commands import run_line
 from heard_progress import Heard
 from toy_animals import document
-from toy_corpora import write_films
-from toy_folder import make_examples, make_folder, write_tsv
+from toy_corpora import write_films, write_texts
+from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 from toy_training import enter_ranks, equal, metric_lines, on_ranks
 
 FAST = {
@@ -193,6 +193,7 @@ def test_mistakes(tmp_path, tokenizer, texts, corpus):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     one, domain = tmp_path / "one.txt", texts["domain"]
     one.write_text("The cat sleeps.\n")
+    other = write_texts(tmp_path / "other", make_tokenizer(tmp_path), ["a good film"]).folder
     os.mkfifo(pipe := tmp_path / "pipe")
     no_text = r"^replay_share: is 0\.1, and there is no general text"
     for text, settings, error, message in (
@@ -205,6 +206,7 @@ def test_mistakes(tmp_path, tokenizer, texts, corpus):
         (domain, {"start": "other"}, ConfigError, "^start: is other, and the model to adapt"),
         (corpus.folder, {"column": "body"}, ConfigError, "^column: does nothing"),
         ([domain, str(corpus.folder)], {}, DataError, "is a built corpus, not text"),
+        (other, {}, ConfigError, f"^{other}: was built with another vocabulary"),
         (pipe, {}, DataError, "is a pipe, and the text is read twice"),
         (one, {"length": 16}, BothwaysError, "document"),  # after its corpus is built
     ):

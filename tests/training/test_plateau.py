@@ -172,7 +172,7 @@ def test_a_run_ends_when_nothing_gets_better(tmp_path):
 
 
 def test_patience_needs_a_metric_and_a_number(tmp_path):
-    with pytest.raises(ConfigError, match=r"^training\.early_stopping: early stopping needs"):
+    with pytest.raises(ConfigError, match=r"^training\.early_stopping: .*\n.*training\.keep\.best"):
         run_patiently(tmp_path / "run", [], best=None)
     with pytest.raises(ConfigError, match=r"^training\.early_stopping: must be at least 1, not 0"):
         run_patiently(tmp_path / "run", [], patience=0)

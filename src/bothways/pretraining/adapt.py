@@ -412,10 +412,9 @@ def _corpus(
     if sources.is_corpus:
         corpus = Corpus.open(sources.paths[0])
         if corpus.tokenizer.backend.get_vocab() != tokenizer.backend.get_vocab():
-            message = (
-                f"the corpus {sources.paths[0]} was built with another vocabulary than the model's"
-            )
-            raise errors.ConfigError(message, where=name, fix="Give the text itself.")
+            message = "was built with another vocabulary than the model's"
+            fix = "Give the text itself."
+            raise errors.ConfigError(message, where=sources.paths[0], fix=fix)
         return corpus
     folder = out / "corpora" / name
     make_folder(folder.parent)

@@ -331,13 +331,12 @@ class Watchdog:
         while not self._over.wait(min(1.0, self._limit / 4)):
             doing, step, since = self._now
             if doing != "resting" and time.monotonic() - since > self._limit:
-                resume = render(argument(resume=True))
                 message = (
                     f"\nstep {step}: rank {self._plan.rank} has been {doing} for more than "
                     f"{self._limit:g} seconds, and ends.\n  The rank that did not wait for others "
-                    f"is the cause. Look at its batch: bothways inspect-step RUN {step}; continue "
-                    f"with {resume}.\n"
+                    "is the cause. Look at its batch, if this is pre-training: bothways "
+                    f"inspect-step RUN {step}; continue with {argument(resume=True)}.\n"
                 )
-                os.write(2, message.encode())
+                os.write(2, render(message).encode())
                 faulthandler.dump_traceback(sys.__stderr__ or 2)
                 os._exit(ENDED_BY_WATCHDOG)

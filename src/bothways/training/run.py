@@ -285,7 +285,8 @@ class TrainingRun:
         stopping, best = self.training.early_stopping, self.training.keep.best
         if stopping is not None and (best is None or self.evaluation is None):
             message = "early stopping needs an evaluated metric that selects the best checkpoint"
-            fix = "Give development data, or leave early_stopping out."
+            need = "Give development data" if self.evaluation is None else "Set training.keep.best"
+            fix = f"{need}, or leave early_stopping out."
             raise ConfigError(message, where="training.early_stopping", fix=fix)
         if self.training.target is not None and self.evaluation is None:
             fix = "Give development data, or leave the target out."
