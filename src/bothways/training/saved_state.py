@@ -31,6 +31,7 @@ import bothways
 from bothways.core.errors import AGAIN, CheckpointError, ResourceError, os_errors
 from bothways.core.files import file_digest, hidden_folder, replace_folder
 from bothways.core.runtime.devices import device_of, disk_free
+from bothways.core.terminal import listed
 from bothways.core.training_module import TrainingModule
 from bothways.training import parallel
 from bothways.training.schedules import RunState
@@ -191,9 +192,13 @@ def load_weights(folder: Path, training_module: TrainingModule) -> None:
             name: parallel.own_part_of(tensor, targets.get(name))
             for name, tensor in _read_tensors(shards or [folder / WEIGHTS], moments=False)
         }
-        if differences := _differences(_same_tensors(training_module), stored, targets):
-            raise RuntimeError(differences)
-        training_module.load_state_dict(stored, strict=False)
+        # It raises RuntimeError for other shapes. One name of a tensor suffices.
+        unexpected = training_module.load_state_dict(stored, strict=False).unexpected_keys
+        same = _same_tensors(training_module)
+        missing = [names[0] for names in same if stored.keys().isdisjoint(names)]
+        for kind, names in {"missing": missing, "unexpected": unexpected}.items():
+            if names:
+                raise RuntimeError(f"{kind}: {listed(names)}")
     except (RuntimeError, SafetensorError) as error:
         raise misfit(folder, SHARDS if shards else WEIGHTS, error) from error
 
@@ -259,26 +264,6 @@ def _same_tensors(training_module: TrainingModule) -> list[list[str]]:
                 owners.setdefault(id(tensor), []).append(name)
     owned = {name for names in owners.values() for name in names}
     return [sorted(names) for names in owners.values()] + [[n] for n in trained if n not in owned]
-
-
-def _differences(
-    required: Iterable[list[str]], stored: Mapping[str, Tensor], targets: Mapping[str, Tensor]
-) -> str:
-    """Describe tensors that are missing, unknown or of another shape; empty if all fit.
-
-    Args:
-        required: the names of each tensor; one of them must be there.
-    """
-    missing = [names[0] for names in required if not any(name in stored for name in names)]
-    differing = [
-        f"{name} is {[*tensor.shape]}, not {[*targets[name].shape]}"
-        for name, tensor in stored.items()
-        if name in targets and tensor.shape != targets[name].shape
-    ]
-    extra = [name for name in stored if name not in targets]
-    lists = {"missing": missing, "unexpected": extra}
-    texts = [f"{title}: {', '.join(names)}" for title, names in lists.items() if names]
-    return "; ".join([*texts, *differing])
 
 
 def _gathered(value: Any, keep: bool) -> Any:
