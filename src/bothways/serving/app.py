@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from bothways.core.errors import ConfigError, FolderError, optional
+from bothways.core.errors import ConfigError, FolderError, call, optional
 from bothways.prediction.predictor import Predictor
 from bothways.serving import compatible
 from bothways.serving.batcher import SMOOTHING, Batcher, Ticket, internal, late, settle
@@ -148,7 +148,7 @@ class App:
                 if error.code not in FAILURES:  # a limit, such as a likelihood that is too long
                     continue
                 message = f"the model cannot compute a text: {error.message}"
-                fix = "Run bothways predict or embed with its folder; try --precision fp32."
+                fix = f"Predict with it alone: {call('predict', 'MODEL')}"
                 raise FolderError(message, where=model.name, fix=fix) from error
         self._warm = True
 

@@ -488,7 +488,7 @@ def _address_errors(address: str) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeError) as error:  # the second for "a..b", which is no name of a host
-        fix = "Choose another: --port PORT --host ADDRESS; --port 0 takes any that is free."
+        fix = "Choose another; --port 0 takes any port that is free."
         message = f"cannot be listened on: {getattr(error, 'strerror', error)}"
         raise ResourceError(message, where=address, fix=fix) from error
 
