@@ -270,9 +270,10 @@ class App:
             self._check_key(headers)
         if path == "/play" and path in self._files and scope["path"].endswith("/"):
             return MOVED
-        name, path = self._split(path)
-        gets = self._routes  # which compute nothing
-        if name is not None:
+        gets, name = self._routes, None  # which compute nothing
+        if of_model := re.fullmatch(r"(/v1)?/models/([^/]*)(/.*)?", path, re.DOTALL):
+            version, name, route = of_model.groups("")
+            path = f"/v1/models/{{name}}{route}" if version else route or "/"
             model = self.models.named(name)
             gets = {"/v1/models/{name}": lambda: compatible.described(model), "/ready": self._ready}
         allowed = [m for m, table in (("GET", gets), ("POST", self._posts)) if path in table]
@@ -364,17 +365,6 @@ class App:
         # A search by words alone needs no model.
         empty = query.searches and not query.inputs
         return query, [] if empty else query.model.examples(query.inputs, self.limits)
-
-    def _split(self, path: str) -> tuple[str | None, str]:
-        """Return the model that a path names, if any, and the route without it."""
-        for prefix in ("/models/", "/v1/models/"):
-            if path.startswith(prefix):
-                name, _, route = path.removeprefix(prefix).partition("/")
-                self.models.named(name)
-                if prefix == "/v1/models/":
-                    return name, "/v1/models/{name}" + (f"/{route}" if route else "")
-                return name, f"/{route}"
-        return None, path
 
     def _live(self) -> Any:
         if (fault := self.batcher.fault(STUCK_SECONDS)) is not None:

@@ -322,19 +322,15 @@ class Batcher:
         """Return an output or an error for each unit; a batch that fails is computed one by one."""
         task_model = units[0].ticket.model.task_model
         config = PredictConfig(tokens=max(self.limits.batch_tokens, units[0].tokens))
+        encoded: list[Any] = [unit.ticket.encoded[unit.example] for unit in units]
         try:
             if units[0].sequence is None:  # the only one
-                ticket, n = units[0].ticket, units[0].example
-                if isinstance(item := ticket.encoded[n], ModelJob):
-                    return [item.compute()]
-                results = predict_encoded(task_model, [ticket.examples[n]], [item])
-                return [prediction for _, prediction in results]
-            pairs = [(unit.ticket.encoded[unit.example], unit.sequence) for unit in units]
-            sequences = [
-                item.sequences[k]
-                for item, k in pairs
-                if k is not None and isinstance(item, EncodedExample)
-            ]
+                if isinstance(encoded[0], ModelJob):
+                    return [encoded[0].compute()]
+                examples = [units[0].ticket.examples[units[0].example]]
+                return [value for _, value in predict_encoded(task_model, examples, encoded)]
+            pairs = zip(encoded, units, strict=True)
+            sequences = [item.sequences[unit.sequence] for item, unit in pairs]
             return list(predict_sequences(task_model, sequences, config))
         except BaseException as error:
             # One unit that fails must not fail the others of its batch: each is computed alone.

@@ -22,8 +22,8 @@ from importlib import resources
 from typing import Any
 
 import orjson
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from bothways.core.errors import optional
 from bothways.core.files import DuplicateKey, unique_keys
 from bothways.serving.errors import Limits, RequestError
 
@@ -225,9 +225,6 @@ class Metrics:
     """
 
     def __init__(self, queue_tokens: int, is_ready: Callable[[], bool]) -> None:
-        with optional("serve", "serving"):
-            from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
         self.registry = CollectorRegistry()
         options: dict[str, Any] = {"registry": self.registry, "namespace": "bothways"}
         counter = functools.partial(Counter, **options)
@@ -281,8 +278,6 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        from prometheus_client import generate_latest
-
         return generate_latest(self.registry)
 
 

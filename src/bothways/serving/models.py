@@ -20,7 +20,7 @@ CHUNK_CHARACTERS = 32_000
 """Characters that are tokenized before other requests have their turn: some 20 ms."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ServedModel:
     """A predictor under a name.
 
@@ -34,10 +34,10 @@ class ServedModel:
 
     name: str
     predictor: Predictor
-    created: int = field(default=0, compare=False)
-    digest: str = field(default="", compare=False)
-    facts: Mapping[str, str] = field(default_factory=dict, compare=False)
-    variant: TaskModel[Any, Any] | None = field(default=None, compare=False)
+    created: int = 0
+    digest: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    variant: TaskModel[Any, Any] | None = None
 
     @property
     def task_model(self) -> TaskModel[Any, Any]:

@@ -351,13 +351,6 @@ def prompted(model: ServedModel, texts: Many[str], name: str | None) -> list[Pro
     return [PromptedText(text, prompt=prompt) for text in texts]
 
 
-def vector_width(model: ServedModel) -> int:
-    """Return the number of components of a model's vectors."""
-    task = model.task_model.task
-    assert isinstance(task, SentenceEmbeddingTask)
-    return task.width(model.task_model.model)
-
-
 class VectorRequest(TruncatedRequest):
     """Fields of a request for vectors."""
 
@@ -383,7 +376,7 @@ def vector_writer(
     """
     task, dtype, ranges = model.task_model.task, request.output_dtype, request.ranges
     assert isinstance(task, SentenceEmbeddingTask)
-    width = vector_width(model)
+    width = task.width(model.task_model.model)
     count = request.dimensions or width
     if count > width:
         message = f"dimensions must be at most {width}, the width of {model.name!r}, not {count}"
