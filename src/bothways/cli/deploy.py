@@ -138,8 +138,7 @@ def export(
         print(f"{runtime}: {report}")
 
 
-LAST_PORT = 65535
-"""A port is a number of 16 bits."""
+PORTS = "[0, 65535]"
 SERVER = ("uvicorn", "httptools", "orjson", "prometheus_client")
 """The packages of the server."""
 
@@ -226,7 +225,11 @@ def serve(  # noqa: PLR0913 – one option per question
         message = f"contradicts the keys of {source}, which clients would have to give"
         raise ConfigError(message, where="--no-auth", fix="Leave out one of the two.")
     local = host in ("127.0.0.1", "localhost", "::1")
-    check_address(host, port, open_to_all=not (local or keys or no_auth))
+    require_range(PORTS, port=port)
+    if not (local or keys or no_auth):
+        message = f"{host} can be reached from the network, and there is no key"
+        fix = "Give keys (--api-key-file FILE), or say --no-auth."
+        raise ConfigError(message, where="host", fix=fix)
     start = time.perf_counter()
     with run.bind(host, port) as bound:
         if threads is not None:
@@ -282,7 +285,7 @@ def play(
     require("serve", "bothways play", *SERVER)
     from bothways.serving import run
 
-    check_address("127.0.0.1", port, open_to_all=False)
+    require_range(PORTS, port=port)
     indexes = run.named_indexes(index)
     folders = run.named_models(models, task, indexes.values())
     with run.bind("127.0.0.1", port) as bound:
@@ -300,11 +303,3 @@ def play(
 
         run.run_server(application, bound, requests=False, opened=opened)
 
-
-def check_address(host: str, port: int, *, open_to_all: bool) -> None:
-    """Refuse a port that is none, and an address that is open to all."""
-    require_range(f"[0, {LAST_PORT}]", port=port, fix="0 takes any port that is free.")
-    if open_to_all:
-        message = f"{host} can be reached from the network, and there is no key"
-        fix = "Give keys (--api-key-file FILE), or say --no-auth."
-        raise ConfigError(message, where="host", fix=fix)
