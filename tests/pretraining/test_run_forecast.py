@@ -268,6 +268,8 @@ def test_the_command_prints_tables_or_one_object(corpus, capsys):
         (("bert-base", "--tokens", "1e9", "--ranks", "2"), "ranks: is for cards"),
         (("bert-base", "--tokens", "1e9", "--utilisation", "0.4"), "utilisation: is for cards"),
         (("bert-base", "--tokens", "1e9", "--hardware", "l4", "--utilisation", "2"), "must be above 0 and at most 1"),
+        (("bert-base", "--tokens", "1e9", "--hardware", "l4", "--device", "cpu"), "device: is of this"),
+        (("bert-base", "until=1h", "--until", "2h", "--hardware", "l4"), "until: is given as an option and"),
         (("bert-base", "--tokens", "1e9", "--hardware", "l4", "--ranks", "0"), "ranks: must be at least 1"),
         (("bert-base", "--tokens", "1e9", "--recipe", "soup"), "recipe: unknown recipe 'soup'"),
         (("bert-bse", "--tokens", "1e9"), "did you mean 'bert-base'"),

@@ -302,4 +302,3 @@ def play(
                 threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
         run.run_server(application, bound, requests=False, opened=opened)
-

@@ -496,13 +496,13 @@ def plan(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.recipes import chosen_settings, distillation
 
     text = None if corpus is None else Corpus.open(corpus)
-    length = [] if end.duration is None else [f"training.until={end.duration}"]
+    changes = options.settings_for(bothways.pretrain, settings, until=end.duration)
     if tokens is not None:
-        if length or any(word.startswith(("until=", "training.until=")) for word in settings):
+        if changes.keys() & {"until", "training.until"}:
             message = f"is given as tokens={tokens:g}, and the length of the run once more"
             raise ConfigError(message, where="tokens", fix="Give one of them.")
         require_at_least(1, tokens=tokens)
-        settings = (f"training.until={int(tokens)} tokens", *settings)
+        changes["until"] = f"{int(tokens)} tokens"
     if hardware.lower() == "here":
         message = "is for cards; this machine is measured with one rank"
         fix = "Name a card: --hardware h100"
@@ -510,24 +510,26 @@ def plan(  # noqa: PLR0913 – one option per question
         target: str | Cards = device
         gpu = gpu_memory(device)
     else:
+        fix = "Leave it out, or --hardware."
+        require_unset("is of this machine, and a card is named", fix, device=device != "auto")
         share = UTILISATION if utilisation is None else utilisation
         target = Cards(card_named(hardware), ranks, share)
         gpu = target.card.memory
 
     def with_settings(base: PretrainConfig) -> PretrainConfig:
         """Return the settings of a recipe with those of this call."""
-        return load_pretraining(base, [*settings, *length], config)
+        return load_pretraining(base, changes, config)
 
     if teacher is None:
         is_preset = model in PRESETS or not Path(model).is_dir()
         shape = preset(model) if is_preset and "/" not in model else start_encoder(model)
         encoder = shape if text is None else fit_to_corpus(shape, text.tokenizer)
-        check_shape(encoder, model, settings, config)
+        check_shape(encoder, model, changes, config)
         run, notes = chosen_settings(recipe, encoder, None, with_settings, gpu, config)
     else:
         base = distillation(teacher, text, model, recipe)
-        check_shape(base.encoder, model, settings, config)
-        settings = (*settings, f"objective.teacher={teacher}")
+        check_shape(base.encoder, model, changes, config)
+        changes["objective.teacher"] = teacher
         run = with_settings(base)
         notes = [f"note: {member}" for member in replaced_members(run, base, config)]
     for note in notes:
