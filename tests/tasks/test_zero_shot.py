@@ -100,6 +100,8 @@ def test_commands_and_rows_have_the_same_labels(nli, tmp_path, capsys):
 def test_server_answers_the_client_of_hugging_face(nli, tmp_path):
     other = nli_folder(tmp_path / "other", ("x", "y", "z"))
     models = {"nli": bothways.load(nli, batch_invariant=True), "other": bothways.load(other)}
+    film = {"template": "the film was {}"}
+    models["film"] = bothways.load(nli, labels=CANDIDATES[1:], **film)
     expected = bothways.load(nli, labels=CANDIDATES)(TEXTS[0]).probabilities
     with running(app(models)) as url:
         client = InferenceClient(model=f"{url}/models/nli")
@@ -110,9 +112,12 @@ def test_server_answers_the_client_of_hugging_face(nli, tmp_path):
         judged = client.zero_shot_classification(
             TEXTS[0], CANDIDATES[:2], multi_label=True, hypothesis_template="the film was {}"
         )
-        settings = {"multi_label": True, "template": "the film was {}"}
-        own = bothways.load(nli, labels=CANDIDATES[:2], **settings)(TEXTS[0])
+        own = bothways.load(nli, labels=CANDIDATES[:2], multi_label=True, **film)(TEXTS[0])
         assert {i.label: i.score for i in judged} == pytest.approx(own.probabilities, abs=1e-6)
+        served = InferenceClient(model=f"{url}/models/film")  # with a template of its own
+        answer = served.zero_shot_classification(TEXTS[0], CANDIDATES[:2])
+        own = bothways.load(nli, labels=CANDIDATES[:2], **film)(TEXTS[0])
+        assert {i.label: i.score for i in answer} == pytest.approx(own.probabilities, abs=1e-6)
         ask = {"inputs": TEXTS[:2], "parameters": {"candidate_labels": "good, rain"}}
         import httpx
 
@@ -120,19 +125,23 @@ def test_server_answers_the_client_of_hugging_face(nli, tmp_path):
         rows = [row.probabilities for row in bothways.load(nli, labels="good, rain")(TEXTS[:2])]
         expected = [sorted(row, key=lambda name: -row[name]) for row in rows]
         assert [[item["label"] for item in row] for row in answers] == expected
-        for model, parameters in (
-            ("other", {"candidate_labels": ["good"]}),
-            ("nli", {"candidate_labels": []}),
-            ("nli", {"candidate_labels": ["a", "a"]}),
-            ("nli", {"candidate_labels": 3}),
-            ("nli", {"candidate_labels": ["a"] * 100_000}),
-            ("nli", {"candidate_labels": ["a"], "hypothesis_template": "no place"}),
-            ("nli", {"candidate_labels": ["good " * 60]}),
+        for model, parameters, param in (
+            ("other", {"candidate_labels": ["good"]}, "parameters.candidate_labels"),
+            ("nli", {"candidate_labels": []}, "parameters.candidate_labels"),
+            ("nli", {"candidate_labels": ["a", "a"]}, "parameters.candidate_labels"),
+            ("nli", {"candidate_labels": 3}, "parameters.candidate_labels"),
+            ("nli", {"candidate_labels": ["a"] * 100_000}, "texts"),
+            (
+                "nli",
+                {"candidate_labels": ["a"], "hypothesis_template": "no place"},
+                "parameters.hypothesis_template",
+            ),
+            ("nli", {"candidate_labels": ["good " * 60]}, "inputs"),
         ):
             body = {"inputs": TEXTS[0], "parameters": parameters}
             refused = httpx.post(f"{url}/models/{model}", json=body)
             assert 400 <= refused.status_code < 500, parameters
-            assert refused.json()["error"]["message"]
+            assert refused.json()["error"]["param"] == param
         many = {"inputs": ["a"] * 600, "parameters": {"candidate_labels": ["a", "b", "c", "d"]}}
         assert httpx.post(f"{url}/models/nli", json=many).status_code in (413, 422)
         close_session()

@@ -139,6 +139,11 @@ def _label_names(value: str | list[str]) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
+_Template = Annotated[
+    shapes.Text, Field(pattern=r"\{\}"), shapes.must_be("a text with {} where the label goes")
+]
+
+
 class ZeroShotParameters(shapes.Truncation):
     """Parameters of a classification by labels that the request names."""
 
@@ -148,8 +153,8 @@ class ZeroShotParameters(shapes.Truncation):
         AfterValidator(_label_names),
         AfterValidator(shapes.bounded),
     ]
-    hypothesis_template: shapes.Text = ZeroShotTask.template
-    multi_label: shapes.Flag = False
+    hypothesis_template: _Template | None = None
+    multi_label: shapes.Flag | None = None
 
 
 class ZeroShotRequest(shapes.HostedRequest):
@@ -222,14 +227,13 @@ def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
         RequestError: the model has no output for entailment, or the labels cannot be compared.
     """
     model, parameters = models.choose(request.model), request.parameters
+    task = model.task_model.task
+    task = task if isinstance(task, ZeroShotTask) else ZeroShotTask()
+    settings = {"template": parameters.hypothesis_template, "multi_label": parameters.multi_label}
+    changes: Any = {name: value for name, value in settings.items() if value is not None}
     with request_errors("parameters.candidate_labels"):
-        changed = model.with_task(
-            ZeroShotTask(
-                candidates=tuple(parameters.candidate_labels),
-                template=parameters.hypothesis_template,
-                multi_label=parameters.multi_label,
-            )
-        )
+        task = replace(task, candidates=tuple(parameters.candidate_labels), **changes)
+        changed = model.with_task(task)
     return shapes.query_each(changed, request.inputs, shapes.label_scores, request.cuts)
 
 
