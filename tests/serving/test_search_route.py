@@ -128,6 +128,18 @@ def test_a_server_without_an_index(model, application):
         assert "--index FOLDER" in response.text
 
 
+def test_the_document_names_the_models_of_all_indexes(model, films, tmp_path):
+    make_masked(tmp_path, seed=4)
+    other = f"{tmp_path}/model"
+    bothways.build_index(["the cat"], other, tmp_path / "index")
+    models = {"one": bothways.load(model, "embed"), "two": bothways.load(other, "embed")}
+    served = app(models, indexes={"films": films, "index": tmp_path / "index"})
+    entry = document(served.models, guarded=False)["paths"]["/search"]["post"]
+    body = entry["requestBody"]["content"]["application/json"]["schema"]
+    assert body["properties"]["model"] == {"enum": ["one", "two", None]}
+    assert "model" not in body["required"]
+
+
 def test_a_changed_index_is_opened_again(tmp_path, model):
     pytest.importorskip("bm25s")
     folder, embedder = tmp_path / "index", bothways.load(model, "embed", batch_invariant=True)

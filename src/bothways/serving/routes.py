@@ -124,8 +124,9 @@ def document(models: Models, *, guarded: bool, playground: bool = False) -> dict
     routes = {**ROUTES, **({"/explain": EXPLAIN} if playground else {})}
     for path, route in routes.items():
         fitting = [model for model in models if not route.kinds or model.kind in route.kinds]
-        if path == "/search":  # where the name of an index is enough
-            fitting = [served.model for served in models.indexes.values()][:1]
+        if path == "/search":
+            names = {served.model.name for served in models.indexes.values()}
+            fitting = [model for model in models if model.name in names]
         if fitting:
             paths.setdefault(path, {})["post"] = _post(path, route, fitting, models, schemas)
     components: dict[str, Any] = {"schemas": schemas, "responses": RESPONSES}
@@ -167,7 +168,7 @@ def _post(
     answer: Any = Union[tuple(other.answer for other in routes)]  # noqa: UP007
     bodies = [build_schema(request, schemas) for request in requests]
     for body in bodies:
-        if len(names) > 1:
+        if len(names) > 1 and path != "/search":  # where the name of an index is enough
             body["properties"]["model"] = {"enum": names}
             body["required"] = [*body.get("required", ()), "model"]
             example["model"] = names[0]
