@@ -14,8 +14,8 @@ from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.prepare import start_from
 from bothways.finetuning.run import (
-    DistinctAnswers,
     Failure,
+    distinct_answers,
     signs_of_scores,
     signs_of_training,
     training_loss,
@@ -100,11 +100,10 @@ def test_the_baseline_is_that_of_sklearns_dummies():
     assert actual["loss"] == pytest.approx(log_loss(truth, probabilities, labels=list("abc")))
 
 
-def answers_of(*labels: str) -> DistinctAnswers:
-    seen = DistinctAnswers()
-    results = [("x", ClassPrediction(label, 0, {})) for label in labels]
-    assert list(seen.seen(results)) == results
-    return seen
+def signs_of(metrics: dict[str, float], baseline, metric, direction, labels):
+    results, answers = [("x", ClassPrediction(label, 0, {})) for label in labels], list[str]()
+    assert list(distinct_answers(iter(results), answers)) == results
+    return signs_of_scores(metrics, baseline, metric, direction, answers, len(labels))
 
 
 @pytest.mark.parametrize(
@@ -124,17 +123,14 @@ def answers_of(*labels: str) -> DistinctAnswers:
     ],
 )
 def test_signs_of_scores(value, baseline, direction, answers, signs):
-    found = signs_of_scores({"m": value}, baseline, "m", direction, answers_of(*answers))
-    assert len(found) == signs
+    assert len(signs_of({"m": value}, baseline, "m", direction, answers)) == signs
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "em"])
 def test_one_answer_that_is_right_for_all_is_none(metric):
     """As for a file that was sorted before it was cut: training says the other label, the model the right one."""
-    assert not signs_of_scores(
-        {metric: 1.0}, {metric: 0.0}, metric, "highest", answers_of("a", "a")
-    )
-    assert signs_of_scores({metric: 0.9}, {metric: 0.0}, metric, "highest", answers_of("a", "a"))
+    assert not signs_of({metric: 1.0}, {metric: 0.0}, metric, "highest", "aa")
+    assert signs_of({metric: 0.9}, {metric: 0.0}, metric, "highest", "aa")
 
 
 def test_the_training_loss_is_of_an_even_sample(data, monkeypatch):

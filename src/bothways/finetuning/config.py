@@ -332,7 +332,7 @@ def electra_finetuning(task: Trainable) -> FinetuneConfig:
 
 def few_shot_finetuning(task: Trainable) -> FinetuneConfig:
     """Return few-shot training: one epoch of pairs, in the batches of SetFit."""
-    training = dataclasses.replace(finetune_adam(), until=Epochs(1.0), optimizer=AdamW(lr=5e-5))
+    training = dataclasses.replace(finetune_adam(), until=Epochs(1.0))
     return FinetuneConfig(training, batch=ExampleBudget(16), task=task, few_shot=FewShot())
 
 

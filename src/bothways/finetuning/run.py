@@ -97,20 +97,14 @@ class Failure:
         return f"this run {verdict}: {'; '.join(self.reasons)}. Try {advice}."
 
 
-class DistinctAnswers:
-    """A check for equal predictions, made while they are scored."""
-
-    def __init__(self) -> None:
-        self.first: Any = None
-        self.count, self.alike = 0, True
-
-    def seen(self, results: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        """Yield the same results, and compare each answer with the first."""
-        for example, prediction in results:
-            self.first = prediction.signature if self.count == 0 else self.first
-            self.alike = self.alike and prediction.signature == self.first
-            self.count += 1
-            yield example, prediction
+def distinct_answers(
+    results: Iterable[tuple[Any, Any]], answers: list[Any]
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the same results; append the first answer, and the first that differs from it."""
+    for example, prediction in results:
+        if len(answers) < 2 and prediction.signature not in answers:
+            answers.append(prediction.signature)
+        yield example, prediction
 
 
 def training_loss(
@@ -141,18 +135,27 @@ def signs_of_training(loss: float, baseline: Metrics) -> tuple[tuple[str, ...], 
 
 
 def signs_of_scores(
-    metrics: Metrics, baseline: Metrics, metric: str, direction: Direction, answers: DistinctAnswers
+    metrics: Metrics,
+    baseline: Metrics,
+    metric: str,
+    direction: Direction,
+    answers: Many[Any],
+    count: int,
 ) -> tuple[str, ...]:
-    """Return the signs of a failed run in the dev metrics; none if one answer is right for all."""
+    """Return the signs of a failed run in the dev metrics; none if one answer is right for all.
+
+    Args:
+        answers: a single one if all `count` dev examples have it.
+    """
     if baseline.get("accuracy") == 1 or any(metrics.get(name) == 1 for name in _PERFECT):
         return ()
     signs, value, expected = [], metrics[metric], baseline.get(metric)
     better = 1 if direction == "highest" else -1
-    if answers.alike and answers.count > 1:
-        text = repr(answers.first)
-        if isinstance(answers.first, frozenset):  # a set of labels
-            text = " and ".join(sorted(map(repr, answers.first))) or "nothing"
-        signs.append(f"it answers {text} for all {answers.count:,} dev examples")
+    if len(answers) == 1 < count:
+        text = repr(answers[0])
+        if isinstance(answers[0], frozenset):  # a set of labels
+            text = " and ".join(sorted(map(repr, answers[0]))) or "nothing"
+        signs.append(f"it answers {text} for all {count:,} dev examples")
     if expected is not None and better * value <= better * expected:
         majority = f"the majority baseline, {expected:.4f}"
         signs.append(f"its {metric} on the dev data, {value:.4f}, is not better than {majority}")
@@ -475,12 +478,13 @@ def _conclude(
         metric = settings.chosen_by
         results = labelled.predictions(task_model, data, progress, "tuning on the dev data")
         task_model.task = task_model.tuned(results, metric)  # such as thresholds
-        answers = DistinctAnswers()
-        results = answers.seen(labelled.predictions(task_model, data, progress=progress))
+        answers = list[Any]()
+        results = distinct_answers(labelled.predictions(task_model, data, progress), answers)
         metrics = labelled.scored(results, task_model.score, settings.own_metrics)
         direction = settings.directions(data.task, data.labels)[metric]
         baseline = data.task.baseline(data.dev_examples)  # as in the report
-        signs = signs_of_scores(metrics, baseline, metric, direction, answers)
+        count = len(data.dev)
+        signs = signs_of_scores(metrics, baseline, metric, direction, answers, count)
         reasons = signs if signs and unfinished else (*signs, *reasons)
         unfinished = unfinished and not signs
     return metrics, baseline, Failure(reasons, unfinished) if reasons else None

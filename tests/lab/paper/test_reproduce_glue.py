@@ -128,7 +128,7 @@ def test_file_layouts_find_columns(place, tmp_path):
 def test_foreign_files_are_refused(place, tmp_path):
     with pytest.raises(DataError, match=r"RTE/train\.tsv:2: unknown label 'perhaps'"):
         glue.write_split(GLUE["RTE"], "train", request_of(place, tmp_path))
-    with pytest.raises(DataError, match="has no column 'sentence1'; its first line is x, 1"):
+    with pytest.raises(DataError, match="has no column 'sentence1'; it has x, 1"):
         list(glue.rows_of(GLUE["WNLI"], str(place / "glue" / "CoLA" / "train.tsv"), []))
     empty = request_of(place, tmp_path, data=str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"nowhere: has no data for any of the tasks"):
@@ -193,6 +193,9 @@ def test_hub_rows_match_files(name, tmp_path, monkeypatch):
     expected = [[f"{column} {row}" for column in columns] for row in range(len(given))]
     assert [[*row.values()] for row in rows] == expected
     assert left == 0
+    del texts[columns[0]], features[columns[0]]
+    with pytest.raises(DataError, match=f"has no column '{columns[0]}'"):
+        glue.write_split(GLUE[name], "train", request)
 
 
 def test_grid_matches_paper(place, tmp_path):

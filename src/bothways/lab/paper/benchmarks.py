@@ -40,6 +40,7 @@ from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, NotRun, Req
 from bothways.lab.sweeps.runs import GRIDS, Grid, write_rows
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.columns import require_columns
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
@@ -240,7 +241,7 @@ class GlueTask:
     dev: tuple[str, ...] = ("dev",)
 
 
-_AS_DISTRIBUTED = "Give the file as GLUE distributes it."
+_AS_DISTRIBUTED = "Give the data as GLUE distributes it."
 _TWO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 _SENTENCES = {"text": "sentence1", "text_b": "sentence2", "label": "label"}
@@ -408,17 +409,17 @@ def _cells(task: GlueTask, source: str) -> Iterator[tuple[str, dict[str, str | N
     """Yield the location of each row and its cells by role, unchanged."""
     if source.startswith(HUB):
         names = dict(zip(task.hub_labels, task.labels, strict=False))
-        columns = (task.hub_columns or task.columns).items()
+        columns = {role: str(x) for role, x in (task.hub_columns or task.columns).items()}
         for row in open_table(source).rows:
-            cells = {role: row.values[str(column)] for role, column in columns}
+            require_columns([*columns.values()], [*row.values], row.where, _AS_DISTRIBUTED)
+            cells = {role: row.values[column] for role, column in columns.items()}
             values = {role: None if cell is None else str(cell) for role, cell in cells.items()}
             yield row.where, {**values, "label": names.get(values["label"] or "", values["label"])}
         return
     lines = read_lines(Path(source))
     head = next(lines, (1, ""))[1].split("\t") if task.header else []
-    if missing := [x for x in task.columns.values() if isinstance(x, str) and x not in head]:
-        message = f"has no column {missing[0]!r}; its first line is {', '.join(head)}"
-        raise DataError(message, where=source, fix=_AS_DISTRIBUTED)
+    named = [column for column in task.columns.values() if isinstance(column, str)]
+    require_columns(named, head, source, _AS_DISTRIBUTED)
     indices = {role: head.index(x) if isinstance(x, str) else x for role, x in task.columns.items()}
     for number, line in lines:
         if line:

@@ -77,12 +77,8 @@ class FoldRun(runs.FinetuneRun):
         if self.rows is None:
             return super().digests()
         # In the order of the rows, so that all folds have the digest of the same data.
-        split = read_split(self.settings, self.rows)
-        dev, train = dict(zip(split.dev_rows, split.dev, strict=True)), iter(split.train)
-        count = len(split.train) + len(dev)
-        ordered = [dev[row] if row in dev else next(train) for row in range(count)]
-        model = digest_of_model(self.settings.model)
-        return {"train": examples_fingerprint(ordered), "model": model}
+        digest = examples_fingerprint(read_split(self.settings, self.rows).examples())
+        return {"train": digest, "model": digest_of_model(self.settings.model)}
 
     def finish(self, done: FinetuneResult, folder: Path) -> Metrics:
         """Write the predictions, on the main rank."""
