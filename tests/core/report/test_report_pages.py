@@ -214,6 +214,23 @@ def test_terminal_shows_the_same_figures_but_no_details():
     assert "Settings" not in text
 
 
+def test_texts_cannot_command_a_terminal():
+    clear = "\x1b[2J"
+    guess = sections.ReportGuess(clear, 0.5, True)
+    parts = [
+        sections.ExampleSection(
+            clear, [sections.ReportExample([clear, sections.Marked(clear)], clear, [guess])]
+        ),
+        sections.Prose(clear, [clear]),
+        sections.Scatter(clear, "", "", [], []),
+        sections.HeatMaps(clear, [], {}),
+        TableSection(clear, [clear], [[clear]], note=clear),
+    ]
+    shown = terminal(sections.Report(clear, clear, clear, parts))
+    assert "\x1b" not in shown
+    assert shown.count(r"\x1b[2J") == 15
+
+
 def test_numbers_are_readable():
     numbers = [3, 1234567, 0.123456, 98765.4, 2.0, 0.0, 600.0, -1.5, 0.9, 12.5, 0.000123456]
     assert [*map(sections.readable_number, numbers)] == [

@@ -15,6 +15,7 @@ from bothways.core.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 32
@@ -27,10 +28,9 @@ _LONG = 24
 def show(report: sections.Report, console: Console) -> None:
     """Print the headline and every section that is not folded."""
     from rich.padding import Padding
-    from rich.text import Text
 
-    console.print(Padding(Text(report.headline, style="bold"), (1, 0, 0, 0)))
-    console.print(Text(report.lead, style="dim"))
+    console.print(Padding(_text(report.headline, "bold"), (1, 0, 0, 0)))
+    console.print(_text(report.lead, "dim"))
     for section in report.sections:
         if not isinstance(section, sections.Details):
             console.print(Padding(render_report(section), (1, 0, 0, 0)))
@@ -39,19 +39,18 @@ def show(report: sections.Report, console: Console) -> None:
 def render_report(section: sections.Section) -> RenderableType:
     """Return a section as a rich renderable; of folded details only the title."""
     from rich.console import Group
-    from rich.text import Text
 
     match section:
         case sections.Scatter():
-            return Text(f"{section.title}: {len(section.x):,} points", style="bold")
+            return _text(f"{section.title}: {len(section.x):,} points", "bold")
         case sections.ExampleSection(title, examples):
-            return Group(Text(title, style="bold"), *(_example(example) for example in examples))
+            return Group(_text(title, "bold"), *map(_example, examples))
         case sections.Prose(title, paragraphs):
-            return Group(Text(title, style="bold"), *(Text(paragraph) for paragraph in paragraphs))
+            return Group(_text(title, "bold"), *map(_text, paragraphs))
         case sections.TokenSequence():
             return token_text(section)
         case sections.Details(title) | sections.HeatMaps(title):
-            return Text(title, style="bold")
+            return _text(title, "bold")
         case _:
             table = as_table(section)
     indices = range(len(table.columns))
@@ -59,7 +58,14 @@ def render_report(section: sections.Section) -> RenderableType:
     rendered = titled(
         table.title, FittedTable(table.columns, table_cells(table), numeric, total=table.total)
     )
-    return Group(rendered, Text(table.note, style="dim")) if table.note else rendered
+    return Group(rendered, _text(table.note, "dim")) if table.note else rendered
+
+
+def _text(content: str, style: str = "") -> Text:
+    """Return text with its control characters escaped."""
+    from rich.text import Text
+
+    return Text(printable(content), style)
 
 
 def as_table(
@@ -109,9 +115,8 @@ def as_table(
 def titled(title: str, table: RenderableType) -> RenderableType:
     """Put a title above a table: one of the table's own would wrap to the width of the table."""
     from rich.console import Group
-    from rich.text import Text
 
-    return Group(Text(title, style="bold"), table) if title else table
+    return Group(_text(title, "bold"), table) if title else table
 
 
 def table_cells(table: sections.TableSection) -> list[list[str]]:
@@ -145,19 +150,16 @@ def _example(example: sections.ReportExample) -> RenderableType:
 
     text = Text()
     for piece in example.parts:
-        match piece:
-            case sections.Marked(marked):
-                text.append(marked, style="reverse")
-            case str():
-                text.append(piece)
-            case _:
-                assert_never(piece)
+        if isinstance(piece, sections.Marked):
+            text.append(_text(piece.text, "reverse"))
+        else:
+            text.append(_text(piece))
     answers = Text("→ ")
     for index, guess in enumerate(example.guesses):
         style = "bold green" if guess.right else ""
-        answers.append(("  " if index else "") + guess.answer, style=style)
+        answers.append(_text(("  " if index else "") + guess.answer, style))
         answers.append(f" {sections.percentage(guess.probability)}", style="dim")
-    answers.append(f"  (correct: {example.truth})", style="dim")
+    answers.append(_text(f"  (correct: {example.truth})", "dim"))
     return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))
 
 
@@ -183,9 +185,9 @@ def token_text(sequence: sections.TokenSequence) -> RenderableType:
         for token in tokens:
             mark = f"{token.token}→{token.original}" if token.change else token.token
             style = _STYLES.get(token.change, "")
-            text.append(" " if text else "").append(printable(mark), style=style)
+            text.append(" " if text else "").append(_text(mark, style))
         paragraphs.add_row(Text(chr(ord("A") + segment), style="dim"), text)
-    heading = Text.assemble((printable(sequence.title), "bold"), " · ", printable(sequence.summary))
+    heading = Text.assemble(_text(sequence.title, "bold"), " · ", _text(sequence.summary))
     return Group(heading, paragraphs)
 
 
@@ -219,7 +221,8 @@ class TokenRows:
         rows = {name: list(map(printable, row)) for name, row in rows.items()}
         widths = [max(_widths(*column)) + 1 for column in zip(*rows.values(), strict=True)]
         label = max(_widths(*rows)) + 2
-        yield Text.assemble((printable(self.sequence.title), "bold"), " · ", self.sequence.summary)
+        heading = _text(self.sequence.title, "bold"), " · ", _text(self.sequence.summary)
+        yield Text.assemble(*heading)
         start = 0
         while start < len(tokens):
             stop = start + 1
