@@ -28,7 +28,7 @@ from bothways.lab.features.run import (
 )
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.training.schedules import Epochs
+from bothways.training.schedules import Epochs, Steps
 from commands import run_line
 from heard_progress import Heard
 from toy_folder import FILLERS, GOOD, make_folder
@@ -251,12 +251,14 @@ def test_dev_sentences_keep_order(data, settings):
         np.testing.assert_allclose(one.probabilities, other.probabilities, atol=1e-5)
 
 
-def test_seeds_differ(data, settings):
-    short = dataclasses.replace(with_training(settings, Epochs(1.0)), layers="last")
+def test_seeds_differ_and_evaluations_are_as_set(data, settings):
+    training = dataclasses.replace(settings.training, until=Epochs(1.0), evaluate=Steps(2))
+    short = dataclasses.replace(settings, training=training, layers="last")
     a, b = (
         fit_features(data, dataclasses.replace(short, seed=seed), device="cpu") for seed in (0, 1)
     )
     assert a.metrics != b.metrics
+    assert [round(epochs, 1) for epochs, _ in a.history] == [0.5, 1.0]  # four steps an epoch
 
 
 def test_command_prints_metrics_and_shares(settings, tmp_path, capsys):

@@ -234,16 +234,22 @@ def test_frozen_features_average_bilstms(place, tmp_path, monkeypatch):
 
 
 def test_cost_counts_runs_and_data_of_frozen_features(place, tmp_path):
+    bert = make_folder(tmp_path / "bert", max_position_embeddings=160)
+    words = "".join("film NN O O\n" for _ in range(140))  # beyond the length of fine-tuning
+    for name in ("eng.train", "eng.testa"):
+        (tmp_path / name).write_text(f"{words}\n{SENTENCES}")
     request = request_of(place, "ner", tmp_path, seeds=3, tasks=("last",))
+    request = dataclasses.replace(request, model=str(bert), data=str(tmp_path))
     (experiment,) = benchmarks.ner_plan(request).experiments
     assert isinstance(experiment.settings, FeatureConfig)
+    assert experiment.notes == (f"without {', '.join(PLENTY)}",)
     settings = experiment.settings
     ready = prepare_features(settings, tmp_path / "vectors", ["last"], device="cpu")
     examples = list(settings.task.read(settings.train, settings.task.columns).examples)
     inputs = ready.task_model.encode(examples)
     tokens = sum(len(sequence) for item in inputs for sequence in item.sequences)
     table = cost.estimate([experiment], tmp_path, device="cpu")
-    assert table.rows[0] == ["last", 3, 0, 3, tokens, "–"]
+    assert table.rows[0] == ["last", 3, 0, 4, tokens, "–"]
 
 
 def test_cost_matches_tokens_of_runs(place, tmp_path, monkeypatch):

@@ -350,8 +350,7 @@ class FeatureConfig:
         task: the reader of the data; the paper gives the encoder as much of the document as fits.
         length: maximum length of a sequence in tokens. None: the number of positions of the model.
         tagger: the shape of the tagger.
-        training: training of the tagger; the dev data is scored after every epoch, and the best
-            weights are kept.
+        training: training of the tagger; the weights that are best on the dev data are kept.
         batch: sentences or words per update.
         seed: random seed for the tagger, the order of the data and dropout.
     """
@@ -365,7 +364,11 @@ class FeatureConfig:
     tagger: BiLSTMTagger = BiLSTMTagger()
     # The paper gives no values for this run. The LSTM is small, so fp32 is fast enough.
     training: Training = Training(
-        Epochs(20.0), AdamW(lr=1e-3, decay=0.0), Linear(0.05), precision="fp32"
+        Epochs(20.0),
+        AdamW(lr=1e-3, decay=0.0),
+        Linear(0.05),
+        evaluate=Epochs(1.0),
+        precision="fp32",
     )
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
     seed: int = 0
@@ -467,7 +470,7 @@ def fit_features(
     training_run = TrainingRun(
         tagger,
         [TrainingPhase(settings.training.end, lambda state: loader.steps(state.cursor))],
-        dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
+        dataclasses.replace(settings.training, keep=Keep(1, best)),
         Plan(),
         store,
         evaluation=lambda _: data.task_model.score(tag_words(tagger, data)),

@@ -179,7 +179,6 @@ def _entities(name: str, request: Request) -> Experiment | NotRun:
     if name == NER:
         grid = experiment.grid_settings(request, task, NER_GRIDS[request.grid], train, dev)
         return Experiment(NER, grid, seeds, "mean", {} if test is None else {"test": test})
-    # Overrides are not applied: they are settings of fine-tuning.
     try:
         encoder = read_hf_config(resolve(resolve_run(request.model))).encoder
         chosen_layers(LAYERS[name], encoder.depth)
@@ -188,7 +187,9 @@ def _entities(name: str, request: Request) -> Experiment | NotRun:
     settings = FeatureConfig(
         model=request.model, train=train, dev=dev, task=task, layers=LAYERS[name], tagger=TAGGER
     )
-    return Experiment(name, (settings,), seeds, "mean")
+    # Overrides are settings of fine-tuning.
+    notes = (f"without {', '.join(request.overrides)}",) if request.overrides else ()
+    return Experiment(name, (settings,), seeds, "mean", notes=notes)
 
 
 def first_sentences(lines: Iterable[str], count: int) -> Iterator[str]:

@@ -125,7 +125,7 @@ def estimate(entries: Many[Experiment], out: Path, *, device: str) -> TableSecti
     tokenizer = loaded.tokenizer
     for entry in entries:
         settings = entry.settings
-        length = settings.length or settings.task.length or loaded.model.config.max_positions
+        length = settings.length or loaded.model.config.max_positions
         examples, tokens, sample = _data_size(settings.train, settings.task, length, tokenizer)
         finished = len([*out.glob(f"runs/{entry.name}/*/{RESULT}")])
         time = "–"
