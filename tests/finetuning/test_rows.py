@@ -30,6 +30,9 @@ def test_named_columns_are_read_in_each_row_and_no_more_endings(model):
     rows = [{"body": "a", "label": "y"}, {"text": "b", "label": "n"}] * 4
     with pytest.raises(DataError, match="train row 2: has no column 'body'"):
         bothways.finetune(model, rows, text="body", **FAST)
+    words = [{"w": ["a"], "tags": ["O"]}, {"words": ["a"], "tags": ["O"]}]
+    with pytest.raises(DataError, match="train row 2: has no column 'w'"):
+        bothways.finetune(model, words, task="tag", text="w", **FAST)
     question = {"context": "a", "ending0": "b", "ending1": "c", "ending2": "d", "label": 0}
     named = {"columns": {"endings": ["ending0", "ending1"]}}
     for columns, count in (({}, 3), (named, 2)):

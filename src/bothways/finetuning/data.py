@@ -43,7 +43,7 @@ from bothways.hub.resolve import object_in, resolve, resolve_run
 from bothways.prediction import engine
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks import base
-from bothways.tasks.columns import TableTask, asked_columns, is_absent, require_columns
+from bothways.tasks.columns import TableTask, is_absent, require_columns
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.encoding_checks import UNKNOWN, unknown_tokens
 
@@ -425,14 +425,14 @@ def read_rows(
     def parse(row: TableRow) -> Any:
         """Return the example in a row in memory: a dict with its columns, or an example."""
         item, location = row.values, row.where
-        if isinstance(item, Mapping) and isinstance(task, TableTask):
+        if isinstance(item, Mapping):
             # Those of the training data are the user's; the dev data may have others.
             requested = task.columns if name == "train" else None
+            if not isinstance(task, TableTask):
+                return task.example(item, requested, where=location)
             if (names := (*item,)) not in selected:
                 selected[names] = task.row_columns(item, requested, where=location)
             return task.parse(item, selected[names], location)
-        if isinstance(item, Mapping):
-            return task.example(item, where=location)
         if tables.is_example(item):
             return item
         message = f"is of type {type(item).__name__}, not a dict by column"
@@ -445,7 +445,7 @@ def read_rows(
     reading: base.Reading[Any]
     if not isinstance(rows, str | Path):
         progress.stage(f"reading {location}")
-        reading = task.read_rows(_numbered(rows, task, name), parser, labelled=labelled)
+        reading = task.read_rows(_numbered(rows, name), parser, labelled=labelled)
         classes = tables.listed_classes(rows)
         examples += reading.examples
         # Rows that differ, such as one text and two, have no columns in common.
@@ -501,19 +501,13 @@ class _Parser:
         return [name for name in self._first if name and name not in used]
 
 
-def _numbered(rows: tables.Given, task: base.Task[Any, Any], name: str) -> Iterator[TableRow]:
+def _numbered(rows: tables.Given, name: str) -> Iterator[TableRow]:
     """Yield rows in memory with their numbers."""
-    columns = task.columns
     for number, row in enumerate(tables.given_rows(rows, name), 1):
-        location, item = f"{name} row {number}", row
+        item = row
         if isinstance(row, Mapping):  # csv.DictReader has None as the name of surplus cells
             item = {str(column): value for column, value in row.items()}
-        if number == 1 and name == "train" and isinstance(item, Mapping):
-            table = getattr(task, "column_table", ())
-            required = asked_columns(columns, table, [*item])
-            fix = "Name its columns: text=NAME, label=NAME."
-            require_columns(required, [*item], location, fix)
-        yield TableRow(item, location)
+        yield TableRow(item, f"{name} row {number}")
 
 
 def _group(row: Any, column: str, location: str) -> Hashable:
