@@ -40,7 +40,6 @@ class AttentionCall:
         dropout: the rate on attention probabilities.
         learning: whether there will be gradients.
         global_tokens: whether the batch names global tokens that the pattern attends to.
-        global_qkv: whether these have queries, keys and values of their own.
         rectangle: whether the call is for one rectangle of a batch, not for all of it.
         causal: whether some sequences are read from left to right, whatever the pattern.
     """
@@ -53,7 +52,6 @@ class AttentionCall:
     dropout: float = 0.0
     learning: bool = False
     global_tokens: bool = False
-    global_qkv: bool = False
     rectangle: bool = False
     causal: bool = False
 
@@ -88,15 +86,15 @@ def choose(call: AttentionCall) -> Kernel:
     | 11 | any | any | any | any | any | any | `padded_kernel` |
 
     Rows 1 to 8 are for whole batches: a rectangle begins at row 9. A call with `causal` needs a
-    mask: rows 1 to 7, 9 and 10 do not fit it. Row 1 needs a batch without global tokens. Row 2
-    needs heads of 16, 32, … features. Rows 3 to 8 need a call without `global_qkv`, row 8 one
-    without global tokens.
+    mask: rows 1 to 7, 9 and 10 do not fit it. Row 1 and rows 3 to 8 need a batch without global
+    tokens, which have queries, keys and values of their own. Row 2 needs heads of 16, 32, …
+    features.
     """
     # A rectangle has left the packed form: kernels for whole batches are out of the question.
     if not call.rectangle and not call.causal:
         # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
         half = call.dtype in {torch.bfloat16, torch.float16} and call.head_size % 8 == 0
-        plain = not (isinstance(call.pattern, Blocks) or call.global_tokens or call.global_qkv)
+        plain = not (isinstance(call.pattern, Blocks) or call.global_tokens)
         small = call.head_size <= 256
         if plain and half and small and has_varlen(call.device):
             return "packed"
@@ -108,12 +106,12 @@ def choose(call: AttentionCall) -> Kernel:
     if not call.causal and _is_sparse(call):
         return "blocked"
     kernel = padded_kernel(call)
-    dense = not (call.rectangle or call.global_tokens or call.global_qkv)
+    dense = not (call.rectangle or call.global_tokens)
     return "gathered" if dense and call.learning and kernel == "products" else kernel
 
 
 def _is_compiled(call: AttentionCall) -> bool:
-    if call.global_qkv or not sees_all(call.pattern, call.max_seqlen):
+    if call.global_tokens or not sees_all(call.pattern, call.max_seqlen):
         return False
     amx = call.dtype == torch.bfloat16 and Feature.AMX in library.kernel_features()
     short = call.max_seqlen <= (TUNING.compiled_amx if amx else TUNING.compiled)
@@ -193,8 +191,7 @@ def attend(
         qkv, global_qkv = view.rotary(qkv), None if global_qkv is None else view.rotary(global_qkv)
     call = AttentionCall(
         qkv.device, qkv.dtype, qkv.shape[-1], view.layout.max_seqlen, view.pattern, rate,
-        qkv.requires_grad, view.has_global_tokens, global_qkv is not None,
-        causal=view.causal is not None,
+        qkv.requires_grad, view.has_global_tokens, causal=view.causal is not None,
     )  # fmt: skip
     match choose(call):
         # The whole batch at once …
