@@ -27,7 +27,7 @@ from bothways.model.attention.patterns import Blocks
 from bothways.model.block import Attention, Block
 from bothways.model.config import EncoderConfig, PreNorm, Sharing
 from bothways.model.embedding import Embedding, NgramConvolution, build_relative, distances_of
-from bothways.model.heads import HEADS, Head, with_pooler
+from bothways.model.heads import Head, with_pooler
 from bothways.model.init import initialise, layer_norm
 from bothways.model.positions import Disentangled, Rotary
 
@@ -431,13 +431,8 @@ class Model(nn.Module):
         self._check(batch)
         heads = [heads] if isinstance(heads, str) else heads
         if heads is None:
-            heads = [
-                value.kind
-                for value in self.specification
-                if value.outputs is not None
-                and value.reads_batch
-                and HEADS.get(value.kind) is type(value)
-            ]
+            values = (h for h in self.specification if h.reads_batch and h.outputs is not None)
+            heads = [value.kind for value in values]
         # Asked for its layers, an encoder runs them one by one.
         keep = output_hidden_states or output_attentions
         with recorded_attentions(self.encoder, output_attentions) as attentions:
@@ -506,9 +501,7 @@ class Model(nn.Module):
                 result = head(hidden.last, hidden.table)
             case head_modules.Pooler() | head_modules.ReplacedOutput():
                 result = head(hidden.last, layout)
-            case head_modules.VectorOutput():
-                result = head(head.pool(hidden.last, layout))
-            case head_modules.OwnOutput() if of_sequences:
+            case head_modules.VectorOutput() | head_modules.OwnOutput() if of_sequences:
                 result = head(head.pool(hidden.last, layout))
             case head_modules.LinearOutput() if of_sequences:
                 inputs = self.heads["pooler"](hidden.last, layout) if pooled is None else pooled
