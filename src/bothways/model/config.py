@@ -491,7 +491,6 @@ def with_vocabulary(encoder: EncoderConfig, size: int, pad: int | None) -> Encod
 
 def _shortest(values: Sequence[T]) -> tuple[T, ...]:
     """Return the shortest cycle that gives these values: [a, b, a, b, a] → (a, b)."""
-    for n in range(1, len(values) + 1):
-        if all(value == values[at % n] for at, value in enumerate(values)):
-            return tuple(values[:n])
-    return tuple(values)
+    lengths = range(1, len(values) + 1)
+    cycles = (n for n in lengths if all(v == values[at % n] for at, v in enumerate(values)))
+    return tuple(values[: next(cycles)])

@@ -69,6 +69,7 @@ def masked_rules(dense: str, norm: str, decoder: str, bias: str | None = None) -
 
 def output_rules(extra: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
     """Return the rules of fine-tuning heads; `extra` are the family's deviations from BERT."""
+    # "classifier.dense" before "classifier": of a file's name the first rule counts.
     names = {**(extra or {}), **_OUTPUTS, **(extra or {})}
     return tuple(Rename(f"heads.{name}", stored) for name, stored in names.items())
 
