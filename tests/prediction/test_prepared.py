@@ -150,7 +150,7 @@ def test_every_preset_in_small_says_the_same(name, precision):
     with torch.no_grad():
         for read in (
             lambda it: it.encoder(batch).last,
-            lambda it: it.before_masked(batch, it.encoder(batch)),
+            lambda it: it.masked_vectors(batch, it.encoder(batch)),
         ):
             wanted, got = read(model), read(found)
             if precision == "fp32":

@@ -35,7 +35,7 @@ class MaskedOutput(nn.Module):
 
     Instead of the embedding it may have a matrix of its own (`Readout.output`). With an enhanced
     mask decoder (He et al. 2020, section 3.2) it holds the absolute positions that
-    `Model.before_masked` adds.
+    `Model.masked_vectors` adds.
 
     Source: Devlin et al. 2018, section 3.1, Task #1; Google's code shares the encoder's embedding.
     """

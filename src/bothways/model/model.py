@@ -386,24 +386,25 @@ class Model(nn.Module):
             return index
         return index - (batch.layout.positions[index] > 0).long()
 
-    def before_masked(
-        self, batch: Batch, hidden: Hidden, only: Int[Tensor, " asked"] | None = None
-    ) -> Float[Tensor, "tokens width"]:
-        """Return the vectors that the masked LM head reads of an encoded batch.
+    def masked_vectors(
+        self, batch: Batch, hidden: Hidden, index: Int[Tensor, " asked"] | None = None
+    ) -> Float[Tensor, "asked width"]:
+        """Return the vectors from which the masked LM head predicts these tokens; None for all.
 
-        These are the last vectors or, with an enhanced mask decoder, its output for the tokens
-        `only`, for which the encoder must have been asked, too. The decoder's first queries are the
-        last block's input plus absolute positions.
+        Of an encoded batch, for whose `masked_sources` the encoder must have been asked, these are
+        the last vectors or, with an enhanced mask decoder, its output. The decoder's first queries
+        are the last block's input plus absolute positions.
         """
-        head = self.heads["masked"]
-        if (
-            not isinstance(head, head_modules.MaskedOutput)
-            or head.position is None
-            or hidden.before is None
-        ):
-            return hidden.last
-        queries = hidden.before + head.position(batch.layout.positions)
-        return self.encoder.decode(batch, hidden.before, queries, only)
+        if index is None and self.config.readout.shifted:
+            index = torch.arange(batch.layout.tokens, device=hidden.last.device)
+        sources = None if index is None else self.masked_sources(batch, index)
+        position = getattr(self.heads["masked"], "position", None)
+        x, before = hidden.last, hidden.before
+        if position is not None and before is not None:
+            x = self.encoder.decode(
+                batch, before, before + position(batch.layout.positions), sources
+            )
+        return x if sources is None else x[sources]
 
     def forward(
         self,
@@ -492,11 +493,7 @@ class Model(nn.Module):
         result: Tensor
         match head:
             case head_modules.MaskedOutput():
-                x = self.before_masked(batch, hidden)
-                if self.config.readout.shifted:
-                    everything = torch.arange(layout.tokens, device=x.device)
-                    x = x[self.masked_sources(batch, everything)]
-                result = head(x, hidden.table)
+                result = head(self.masked_vectors(batch, hidden), hidden.table)
             case head_modules.NextTokenOutput():
                 result = head(hidden.last, hidden.table)
             case head_modules.Pooler() | head_modules.ReplacedOutput():

@@ -50,7 +50,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead
 from bothways.model.kernels.cross_entropy import row_chunks
 from bothways.model.model import Hidden, Model, recorded_projections
-from bothways.objectives.masked_lm import masked_prediction, masked_vectors
+from bothways.objectives.masked_lm import masked_prediction
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 from bothways.text.tokenizer import Tokenizer
 
@@ -200,9 +200,9 @@ class SoftTargets(StudentLoss):
         head = student.model.heads["masked"]
         # An embedding may have more rows than there are tokens, to a round number.
         vocab = min(outputs.model.config.vocab for outputs in (student, teacher))
-        x = masked_vectors(student.model, batch, student.hidden, index)
+        x = student.model.masked_vectors(batch, student.hidden, index)
         with torch.no_grad():
-            y = masked_vectors(teacher.model, batch, teacher.hidden, index)
+            y = teacher.model.masked_vectors(batch, teacher.hidden, index)
         weight = _token_weights(batch)[index]
 
         def compute(rows: Tensor, chunk: slice) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets
@@ -213,17 +213,9 @@ def masked_prediction(
 ) -> tuple[Loss, Float[Tensor, "masked vocab"]]:
     """Return the loss of the masked tokens and their logits, given the encoder's vectors."""
     masked = batch.target("masked", TokenTargets)
-    x = masked_vectors(model, batch, hidden, torch.as_tensor(masked.index))
+    x = model.masked_vectors(batch, hidden, torch.as_tensor(masked.index))
     logits = model.heads["masked"](x, hidden.table)
     return cross_entropy(logits, torch.as_tensor(masked.ids)), logits
-
-
-def masked_vectors(
-    model: Model, batch: Batch, hidden: Hidden, index: Int[Tensor, " asked"]
-) -> Float[Tensor, "asked width"]:
-    """Return the vectors from which the masked LM head predicts these tokens."""
-    sources = model.masked_sources(batch, index)
-    return model.before_masked(batch, hidden, sources)[sources]
 
 
 def _pair_labels(batch: Batch) -> Tensor:

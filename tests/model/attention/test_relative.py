@@ -217,8 +217,8 @@ def test_operations_with_a_decoder_are_those_that_torch_counts(seed):
     model, length, copies = Model(config, (MaskedHead(),)).eval(), 9, 3
     batch, asked = batch_for(config, [length] * copies), torch.arange(1, 25, 3)
     with FlopCounterMode(display=False) as counter:
-        x = model.before_masked(batch, model.encoder(batch, only=asked), asked)
-        model.heads["masked"](x[asked], model.encoder.embedding.token.weight)
+        x = model.masked_vectors(batch, model.encoder(batch, only=asked), asked)
+        model.heads["masked"](x, model.encoder.embedding.token.weight)
     tokens = length * copies
     share = len(asked) / tokens
     expected = forward_flops(config, (MaskedHead(),), length, predicted=share) * tokens
@@ -239,7 +239,7 @@ def test_what_one_sequence_gives_does_not_depend_on_the_others(seed):
         batch = Batch(ids, torch.zeros_like(ids), Layout.of(lengths))
         hidden = model.encoder(batch)
         replaced = model.heads["replaced"](hidden.last, batch.layout)
-        return model.before_masked(batch, hidden), replaced
+        return model.masked_vectors(batch, hidden), replaced
 
     with torch.no_grad():
         masked, replaced = run(ids, lengths)
@@ -267,7 +267,7 @@ def test_keys_without_a_bias_are_keys_with_a_bias_of_zero():
     batch = batch_for(config, [5, 4])
     with torch.no_grad():
         found, wanted = (
-            model.before_masked(batch, model.encoder(batch)) for model in (without, plain)
+            model.masked_vectors(batch, model.encoder(batch)) for model in (without, plain)
         )
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 

@@ -124,10 +124,10 @@ def test_a_mask_decoder_decodes_what_is_asked_for():
     model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
     batch = batch_for(DECODED, LENGTHS)
     with torch.no_grad():
-        every = model.before_masked(batch, model.encoder(batch))
-        some = model.before_masked(batch, model.encoder(batch, only=asked), asked)
+        every = model.masked_vectors(batch, model.encoder(batch))
+        some = model.masked_vectors(batch, model.encoder(batch, only=asked), asked)
     assert not torch.equal(every, model.encoder(batch).last)
-    torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(some, every[asked], rtol=1e-10, atol=1e-12)
 
 
 def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries():
@@ -155,7 +155,7 @@ def test_masks_are_learned_through_the_mask_decoder():
     with torch.no_grad():
         masked = replace(batch, targets={"masked": TokenTargets(asked, truth)})
         loss = MaskedLMModule(model)(masked)["masked"].total / 3
-        x = model.before_masked(batch, model.encoder(batch))[asked]
+        x = model.masked_vectors(batch, model.encoder(batch))[asked]
         logits = model.heads["masked"](x, model.encoder.embedding.token.weight)
         expected = torch.nn.functional.cross_entropy(logits, truth)
     assert float(loss) == pytest.approx(float(expected), rel=1e-9)

@@ -77,7 +77,7 @@ def decoded(theirs: Any, table: nn.Embedding, padded: dict[str, Tensor], kept: T
 
 
 def logits_of(model: Model, batch: Batch) -> Tensor:
-    x = model.before_masked(batch, model.encoder(batch))
+    x = model.masked_vectors(batch, model.encoder(batch))
     logits: Tensor = model.heads["masked"](x, model.encoder.embedding.token.weight)
     return logits
 

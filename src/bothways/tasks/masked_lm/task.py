@@ -93,9 +93,9 @@ def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tens
     causal = "causal" in model.heads
     sources = rows - 1 if causal else model.masked_sources(batch, rows)
     hidden = model.encoder(batch, only=sources)
-    x = hidden.last if causal else model.before_masked(batch, hidden, sources)
-    for chunk in torch.split(sources, ROWS):
-        yield model.heads["causal" if causal else "masked"](x[chunk], hidden.table).float()
+    x = hidden.last[sources] if causal else model.masked_vectors(batch, hidden, rows)
+    for chunk in torch.split(x, ROWS):
+        yield model.heads["causal" if causal else "masked"](chunk, hidden.table).float()
 
 
 class MaskFiller(base.TaskModel[TextExample, FillPrediction]):
