@@ -11,13 +11,14 @@ document by `max_line_bytes`: a longer one is read as several.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -332,27 +333,17 @@ def _read_unchanged(
     another version, when it is open, than its origin.
     """
     name = origin.name
-    if _is_table(name):
-        table = tables.open_table(
-            name, [column], only=[column], allow_empty=True, bytes_read=bytes_read
-        )
-        documents = _column_documents(table.rows, column, table.close)
-    else:
-        documents = _text_documents(name, column, boundary, bytes_read)
-    if isinstance(origin.modified, str) and (current := origin_of(origin.name)) != origin:
-        raise _change(origin.name, origin.modified, current.modified, "Run the same command again")
-    yield from documents
-
-
-def _column_documents(
-    rows: Iterator[tables.TableRow], column: str, close: Callable[[], None]
-) -> Iterator[Document]:
-    """Yield the text in a column of each row; null counts as empty."""
-    try:
-        for row in rows:
+    if not _is_table(name):
+        yield from _text_documents(name, column, boundary, bytes_read)
+        return
+    table = tables.open_table(
+        name, [column], only=[column], allow_empty=True, bytes_read=bytes_read
+    )
+    with contextlib.closing(table):  # now, not when the traceback of an error is collected
+        if isinstance(origin.modified, str) and (current := origin_of(name)) != origin:
+            raise _change(name, origin.modified, current.modified, "Run the same command again")
+        for row in table.rows:
             yield row_document(row, column)
-    finally:
-        close()  # now, not when the traceback of an error is collected
 
 
 def row_document(row: tables.TableRow, column: str) -> Document:
@@ -376,39 +367,37 @@ def _text_documents(
     path: str, column: str, boundary: Boundary, bytes_read: text_io.BytesRead
 ) -> Iterator[Document]:
     """Read a plain text file, or one of wiki-extractor's, which begins with `<doc ` or `{`."""
-    lines = text_io.read_lines(path, bytes_read, split=True)
-    head, size = list[tuple[int, str]](), 0
-    for number, line in lines:
-        head.append((number, line))
-        size += len(line) + 1
-        if size >= SNIFFED:
-            break
-    # The form is recognised by the first lines, which are then read again from memory.
-    numbered = itertools.chain(head, lines)
-    first_line = next((line for _, line in head if line.strip()), "")
-    if first_line.startswith("<doc "):
-        return _wiki_documents(path, numbered)
-    # With --json wiki-extractor writes JSON lines, under the same names.
-    if _is_wiki(path) and first_line.lstrip().startswith("{"):
-        return _column_documents(tables.json_rows(path, numbered), column, lines.close)
-    if boundary is Boundary.AUTO:
-        inner = "\n".join(line.strip() for _, line in head).strip()
-        boundary = Boundary.BLANK if "\n\n" in inner else Boundary.LINE
-    match boundary:
-        case Boundary.BLANK:
-            blocks = itertools.groupby(numbered, key=lambda pair: bool(pair[1].strip()))
-            return (
-                Document(text, f"{path}:{number}")
-                for filled, block in blocks
-                if filled
-                for number, text in _bounded(block)
-            )
-        case Boundary.LINE:
-            return (Document(text, f"{path}:{at}") for at, text in numbered if text.strip())
-        case _:
-            return (
-                Document(unwrap(text), f"{path}:{number}") for number, text in _bounded(numbered)
-            )
+    with contextlib.closing(text_io.read_lines(path, bytes_read, split=True)) as lines:
+        head, size = list[tuple[int, str]](), 0
+        for number, line in lines:
+            head.append((number, line))
+            size += len(line) + 1
+            if size >= SNIFFED:
+                break
+        # The form is recognised by the first lines, which are then read again from memory.
+        numbered = itertools.chain(head, lines)
+        first_line = next((line for _, line in head if line.strip()), "")
+        if first_line.startswith("<doc "):
+            yield from _wiki_documents(path, numbered)
+            return
+        # With --json wiki-extractor writes JSON lines, under the same names.
+        if _is_wiki(path) and first_line.lstrip().startswith("{"):
+            for row in tables.json_rows(path, numbered):
+                yield row_document(row, column)
+            return
+        if boundary is Boundary.AUTO:
+            inner = "\n".join(line.strip() for _, line in head).strip()
+            boundary = Boundary.BLANK if "\n\n" in inner else Boundary.LINE
+        match boundary:
+            case Boundary.BLANK:
+                blocks = itertools.groupby(numbered, key=lambda pair: bool(pair[1].strip()))
+                texts = (pair for filled, block in blocks if filled for pair in _bounded(block))
+            case Boundary.LINE:
+                texts = (pair for pair in numbered if pair[1].strip())
+            case _:
+                texts = ((number, unwrap(text)) for number, text in _bounded(numbered))
+        for number, text in texts:
+            yield Document(text, f"{path}:{number}")
 
 
 def _bounded(lines: Lines) -> Iterator[tuple[int, str]]:
