@@ -30,6 +30,7 @@ from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAns
 from bothways.tasks.text_task import windows
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Specials
+from bothways.text.tokenizer_files import finish
 from bothways.text.trainers import ByteBPE, train_vocabulary
 from toy_task import bind_small, make_tokenizer
 from toy_tasks import make_questions
@@ -149,7 +150,8 @@ def unigram(letters: list[str]) -> Tokenizer:
         models.Unigram([*pieces, ("▁", -2.0), *((letter, -3.0) for letter in letters)], unk_id=1)
     )
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    return Tokenizer(backend, Specials(0, 1, 2, 3, 4))
+    specials = Specials(0, 1, 2, 3, 4)
+    return Tokenizer(finish(backend, specials), specials)
 
 
 @given(texts(), st.integers(0, 3), st.integers(6, 40), st.integers(1, 12), st.integers(1, 12))

@@ -73,15 +73,8 @@ class Template:
         return self.before, self.after, self.first, self.between, self.last
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer, opening: int, closing: int) -> Template:
-        """Return the template of a backend; without a post-processor, BERT's.
-
-        Args:
-            opening, closing: the ids of [CLS] and [SEP].
-        """
-        if backend.post_processor is None:
-            bos, eos = _token(opening), _token(closing)
-            return cls(bos, eos, bos, eos, _token(closing, 1))
+    def of(cls, backend: tokenizers.Tokenizer) -> Template:
+        """Return the template of a backend's post-processor."""
         encode = functools.partial(backend.encode, add_special_tokens=False)
         word = next(token for token in backend.get_vocab() if encode(token).ids)
         single, pair = backend.encode(word), backend.encode(word, word)
@@ -131,10 +124,6 @@ def truncated(a: int, b: int, room: int) -> tuple[int, int]:
     if b <= room // 2:
         return room - b, b
     return (room + 1) // 2, room // 2
-
-
-def _token(id: int, segment: int = 0) -> Gap:
-    return Gap(np.array([id], dtype=np.int32), np.array([segment], dtype=np.int8))
 
 
 def _bounds(encoding: tokenizers.Encoding, text: int) -> tuple[int, int]:

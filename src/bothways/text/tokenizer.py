@@ -359,7 +359,7 @@ class Tokenizer:
     @functools.cached_property
     def template(self) -> Template:
         """The special tokens around one text, and around two."""
-        template = Template.of(self.backend, self.specials.cls, self.specials.sep)
+        template = Template.of(self.backend)
         return template.flat() if self.flat else template
 
     @property
