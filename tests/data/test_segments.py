@@ -385,7 +385,7 @@ def test_windows_hold_runs_from_everywhere():
         picked = Selection(corpus, chosen)
         assert picked.windows == 4
         epochs = [opened(picked, 1, epoch) for epoch in range(2)]
-        places = selection._places(990, selection._runs(990, 4, 1, 0, 2, 3))
+        places = selection._positions(990, selection._runs(990, 4, 1, 0, 2, 3))
     assert sorted(np.concatenate(epochs[0])) == list(range(990))
     assert max(len(block) for block in epochs[0]) == 25
     assert np.concatenate(epochs[0]).tolist() != np.concatenate(epochs[1]).tolist()
@@ -402,7 +402,7 @@ def test_the_rest_of_an_epoch_takes_no_memory_for_later_windows():
         begun = picked.open(1, 0, block).owners[:2]
         rest, share = picked.unread(1, 0, block, begun)
         first = len(np.concatenate(blocks)) - len(rest)
-        assert len(rest.left) < 256
+        assert len(rest.open_window) < 256
         assert len(rest.runs) in range(60, 66)
         later = np.concatenate(opened(Selection(corpus_of([[1, 1]] * 1000), rest), 1, 0))
         assert len(rest) == len(np.asarray(rest)) == len(set(rest))

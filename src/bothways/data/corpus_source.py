@@ -467,7 +467,7 @@ class MixedSource:
         )
 
     def source_at(self, index: int) -> int:
-        """Return the number of the stream that the sequence at this place is from."""
+        """Return the number of the stream that the sequence at this index is from."""
         return int(self._chunk(index // CHUNK)[index % CHUNK])
 
     def read(self, cursor: Cursor) -> Iterator[tuple[MixedPlan, Cursor]]:

@@ -38,7 +38,7 @@ BLOCKS = 2**20
 CHUNK = 2**18
 """Documents that are split into parts at a time."""
 
-Whole = NDArray[np.int64]
+Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class EpochBlock:
         owners: `(N)`, the position of each document among the chosen ones.
     """
 
-    starts: Whole
-    stops: Whole
-    edges: Whole
-    owners: Whole
+    starts: Int64s
+    stops: Int64s
+    edges: Int64s
+    owners: Int64s
 
 
 class ComputedIds:
@@ -67,7 +67,7 @@ class ComputedIds:
         if isinstance(positions, slice):
             positions = np.arange(*positions.indices(len(self)))
         if np.size(positions) and not 0 <= np.min(positions) <= np.max(positions) < len(self):
-            raise IndexError(f"places must be from 0 to {len(self) - 1}")
+            raise IndexError(f"positions must be from 0 to {len(self) - 1}")
         return self._ids(np.asarray(positions))
 
     def __iter__(self) -> Iterator[np.int64]:
@@ -76,7 +76,7 @@ class ComputedIds:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
 
-    def _ids(self, positions: Whole) -> Any:
+    def _ids(self, positions: Int64s) -> Any:
         raise NotImplementedError
 
 
@@ -89,16 +89,16 @@ class AllExcept(ComputedIds):
     """
 
     total: int
-    without: Whole = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    without: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return self.total - len(self.without)
 
-    def _ids(self, positions: Whole) -> Any:
+    def _ids(self, positions: Int64s) -> Any:
         return positions + np.searchsorted(self._before, positions, side="right")
 
     @functools.cached_property
-    def _before(self) -> Whole:
+    def _before(self) -> Int64s:
         """For each document left out, the number of others before it."""
         return self.without - np.arange(len(self.without))
 
@@ -109,23 +109,23 @@ class RestOfEpoch(ComputedIds):
 
     Attributes:
         ids: all documents of the epoch.
-        left: `(N)`, places of those of the open window among the chosen ones, ascending.
-        runs: `(R)`, the places where runs of later windows begin, ascending.
+        open_window: `(N)`, positions of those of the open window among the chosen ones, ascending.
+        runs: `(R)`, the positions at which runs of later windows begin, ascending.
     """
 
     ids: DocumentIds
-    left: Whole
-    runs: Whole
+    open_window: Int64s
+    runs: Int64s
 
     def __len__(self) -> int:
         # Only the last run may be shorter.
         missing = max(0, int(self.runs[-1]) + RUN - len(self.ids)) if len(self.runs) else 0
-        return len(self.left) + RUN * len(self.runs) - missing
+        return len(self.open_window) + RUN * len(self.runs) - missing
 
-    def _ids(self, positions: Whole) -> Any:
-        near, far = positions < len(self.left), positions - len(self.left)
+    def _ids(self, positions: Int64s) -> Any:
+        near, far = positions < len(self.open_window), positions - len(self.open_window)
         selected = np.empty_like(positions)
-        selected[near] = self.left[positions[near]]
+        selected[near] = self.open_window[positions[near]]
         selected[~near] = self.runs[far[~near] // RUN] + far[~near] % RUN
         return self.ids[selected]
 
@@ -137,17 +137,17 @@ class _Window(NamedTuple):
     """The parts of documents in a window, in the order of the epoch.
 
     Attributes:
-        owners, firsts, sizes: `(P)`, the document of each part, as a place among the chosen ones,
+        owners, firsts, sizes: `(P)`, the position among the chosen documents that each part is of,
             its first sentence and the number of its sentences.
         edges: `(B+1)`, block b is the parts `[edges[b], edges[b+1])`.
         sentences_before: `(B+1)`, the sentences of the window before each edge.
     """
 
-    owners: Whole
-    firsts: Whole
+    owners: Int64s
+    firsts: Int64s
     sizes: NDArray[np.uint32]
-    edges: Whole
-    sentences_before: Whole
+    edges: Int64s
+    sentences_before: Int64s
 
 
 class Selection:
@@ -191,7 +191,7 @@ class Selection:
             yield from range(begin + 1, window * BLOCKS + self.blocks(seed, epoch, window))
 
     def share_before(self, seed: int, epoch: int, block: int, fraction: float) -> float:
-        """Return the share of an epoch before a place: after the share `fraction` of a block.
+        """Return the share of an epoch before a position: after the share `fraction` of a block.
 
         All windows count equally, and all sentences of a window.
         """
@@ -202,18 +202,18 @@ class Selection:
         done = sentences[index] + fraction * (sentences[index + 1] - sentences[index])
         return (window + float(done / sentences[-1])) / self.windows
 
-    def unread(self, seed: int, epoch: int, block: int, begun: Whole) -> tuple[DocumentIds, float]:
+    def unread(self, seed: int, epoch: int, block: int, begun: Int64s) -> tuple[DocumentIds, float]:
         """Return the documents of an epoch that are in no earlier block, and their share of it.
 
         Args:
-            begun: places, among the chosen documents, of the begun documents in this block.
+            begun: positions, among the chosen documents, of the begun documents in this block.
         """
         window, index = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)
         # Documents of earlier blocks of the window, and those that this block has begun.
         begun_positions = np.concatenate([opened.owners[: opened.edges[index]], begun])
         count, windows = len(self), self.windows
-        positions = _places(count, _runs(count, windows, seed, epoch, window, window + 1))
+        positions = _positions(count, _runs(count, windows, seed, epoch, window, window + 1))
         later_runs = _runs(count, windows, seed, epoch, window + 1, windows)
         left = np.setdiff1d(positions, begun_positions)
         sentences = opened.sizes[np.isin(opened.owners, left)].sum(dtype=np.int64)
@@ -244,11 +244,11 @@ class Selection:
 
 
 def _plan_window(
-    documents: Whole, document_ids: DocumentIds, windows: int, seed: int, epoch: int, window: int
+    documents: Int64s, document_ids: DocumentIds, windows: int, seed: int, epoch: int, window: int
 ) -> _Window:
     """Split the documents of a window into parts, permute these, and find where blocks begin."""
     count = len(document_ids)
-    positions = _places(count, _runs(count, windows, seed, epoch, window, window + 1))
+    positions = _positions(count, _runs(count, windows, seed, epoch, window, window + 1))
     split = []
     for at in range(0, len(positions), CHUNK):
         chunk = positions[at : at + CHUNK]
@@ -270,21 +270,21 @@ def _plan_window(
     return _Window(owners[order], firsts[order], sizes, np.append(edges, len(order)), sentences)
 
 
-def _runs(count: int, windows: int, seed: int, epoch: int, begin: int, stop: int) -> Whole:
+def _runs(count: int, windows: int, seed: int, epoch: int, begin: int, stop: int) -> Int64s:
     """Return the first index of each run of the windows `[begin, stop)` in `count` documents."""
     runs = np.arange(-(-count // RUN), dtype=np.uint32)
     rng(seed, "windows", epoch=epoch).shuffle(runs)
-    mine = runs[len(runs) * begin // windows : len(runs) * stop // windows]
-    return np.sort(mine).astype(np.int64) * RUN
+    selected = runs[len(runs) * begin // windows : len(runs) * stop // windows]
+    return np.sort(selected).astype(np.int64) * RUN
 
 
-def _places(count: int, runs: Whole) -> Whole:
-    """Return the places of the documents of some runs among `count` chosen ones, ascending."""
+def _positions(count: int, runs: Int64s) -> Int64s:
+    """Return the positions of the documents of some runs among `count` chosen ones, ascending."""
     positions = (runs[:, None] + np.arange(RUN)).reshape(-1)
     return positions[positions < count]
 
 
-def cut_ranges(begins: Whole, stops: Whole, size: int) -> tuple[Whole, Whole, Whole]:
+def cut_ranges(begins: Int64s, stops: Int64s, size: int) -> tuple[Int64s, Int64s, Int64s]:
     """Cut ranges into pieces of at most `size`; return the range, begin and stop of each piece."""
     counts = -(-(stops - begins) // size)
     owners = np.repeat(np.arange(len(begins)), counts)

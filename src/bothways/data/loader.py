@@ -274,10 +274,10 @@ class Loader:
     def build(self, group: list[tuple[Any, Cursor]], next_cursor: Cursor) -> TrainingStep:
         """Return the step of these sequences, each planned with its position."""
         lengths = [plan.length for plan, _ in group]
-        mine = deal(lengths, self.world, self.microbatch_tokens)[self.rank]
+        assigned = deal(lengths, self.world, self.microbatch_tokens)[self.rank]
         filler = min(range(len(group)), key=lengths.__getitem__)
         microbatches = []
-        for indices in mine:
+        for indices in assigned:
             sequences = [self._sequences(*group[index])[1] for index in indices or [filler]]
             if not indices:  # nothing is left for this rank: targets carry no weight
                 targets = sequences[0].targets.items()

@@ -32,7 +32,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.source import Ids, Sequence
 from bothways.text.tokenizer import Tokenizer
 
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 Shares = NDArray[np.float64]
 
 
@@ -204,10 +204,10 @@ class Vocabulary:
     mask: int
     ends: NDArray[np.bool_] | None = None
     unknown: int | None = None
-    counts: Places | None = None
+    counts: Positions | None = None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, counts: Places | None = None) -> Vocabulary:
+    def of(cls, tokenizer: Tokenizer, counts: Positions | None = None) -> Vocabulary:
         """Return the vocabulary of a tokenizer."""
         continues, ends = tokenizer.word_pieces
         specials = tokenizer.specials
@@ -219,7 +219,7 @@ class Vocabulary:
         return len(self.special)
 
     @functools.cached_property
-    def ordinary(self) -> Places:
+    def ordinary(self) -> Positions:
         """The ids that are neither special nor [UNK], ascending."""
         ordinary = ~self.special
         if self.unknown is not None:
@@ -239,8 +239,8 @@ class Vocabulary:
 class Chosen(NamedTuple):
     """Positions to predict, ascending `(n)`, and the number of the unit of each `(n)`."""
 
-    positions: Places
-    unit: Places
+    positions: Positions
+    unit: Positions
 
 
 def mask_tokens(
@@ -373,7 +373,7 @@ def masked_share(
     return selected / expected if expected else 1.0
 
 
-def _words(candidates: Places, opens: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
+def _words(candidates: Positions, opens: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
     """Return the starts and the stops of the words of the candidates: none crosses a special token.
 
     A piece after a special token is a word: its beginning was cut off.
@@ -439,7 +439,7 @@ def _unbroken(starts: list[int], stops: list[int], word: int, max_words: int) ->
 
 
 def _spans(
-    candidates: Places,
+    candidates: Positions,
     starts: list[int],
     stops: list[int],
     lengths: Shares,

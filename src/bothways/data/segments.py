@@ -47,7 +47,7 @@ from bothways.core import source
 from bothways.core.config.values import require_range
 from bothways.core.errors import ConfigError, DataError, Finding, argument, setting
 from bothways.core.terminal import quantity
-from bothways.data.epoch_order import BLOCK, EpochBlock, Selection, Whole, cut_ranges
+from bothways.data.epoch_order import BLOCK, EpochBlock, Int64s, Selection, cut_ranges
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -246,7 +246,7 @@ class PairSegments(Segments):
 
     def _gather_chunks(
         self, block: EpochBlock, rng: np.random.Generator, *, pairs_again: bool
-    ) -> Whole:
+    ) -> Int64s:
         """Cut each document into chunks of its target length, and each chunk in two.
 
         A target length is `room`, or for a share `short` of the documents a draw from 2 on.
@@ -278,7 +278,7 @@ class PairSegments(Segments):
                 elsewhere = pairs_again and (not remaining or next(draws) < 0.5)
                 chunks.append((owner, target, at, middle, stop, elsewhere))
                 at = middle if elsewhere else stop
-        rows: Whole = np.array(chunks, dtype=np.int64).T
+        rows: Int64s = np.array(chunks, dtype=np.int64).T
         return rows
 
 
@@ -396,8 +396,8 @@ class SentenceOrder(PairSegments):
 
 
 def shuffled_pairs(
-    spans: tuple[Whole, Whole, Whole, Whole] | NDArray[np.int64],
-    label: Whole,
+    spans: tuple[Int64s, Int64s, Int64s, Int64s] | NDArray[np.int64],
+    label: Int64s,
     room: int,
     rng: np.random.Generator,
 ) -> list[PairPlan]:
@@ -419,8 +419,8 @@ def shuffled_pairs(
 
 
 def draw_other_segments(
-    documents: Whole, target_tokens: Whole, selection: Selection, rng: np.random.Generator
-) -> tuple[Whole, Whole]:
+    documents: Int64s, target_tokens: Int64s, selection: Selection, rng: np.random.Generator
+) -> tuple[Int64s, Int64s]:
     """Draw a segment of another document for each document.
 
     Returns:

@@ -14,7 +14,7 @@ A shard has these arrays, of D documents as S sentences and T tokens:
     digests     `(D, 16)` digests of the sentences of each document
     bytes       `(D)` bytes of each document in UTF-8, without lines that were removed
     words       `(D)` words of each document, separated by white space, without these lines
-    fates       `(D)` 0, or 1 + the place of the rule that rejects the document
+    fates       `(D)` 0, or 1 + the index of the rule that rejects the document
     removed     `(L, 2)` lines and bytes that each rule for lines removed
     begins      `(T)` True where a word begins; only if words are stored
     signatures, shingles, shingle_counts
@@ -184,7 +184,7 @@ def choose_documents(
 
     Returns:
         The names of the steps that leave out documents, in their order; `(D)` 0 for a document that
-        stays, or 1 + the place of the step that leaves it out.
+        stays, or 1 + the index of the step that leaves it out.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -250,7 +250,7 @@ def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 _UNSPACED = ("zh", "ja", "th", "lo", "my", "km")
-_MOST = 0.5
+_MAJORITY = 0.5
 
 
 def unsuited_steps(settings: manifest.CorpusSettings) -> Iterator[str]:
@@ -279,7 +279,7 @@ def large_steps(
         documents: the number of documents of the inputs.
     """
     for step in steps:
-        if step.name in settings.cleaning.document_rules and step.documents > _MOST * documents:
+        if step.name in settings.cleaning.document_rules and step.documents > _MAJORITY * documents:
             note = f"{step.name} left out {step.documents / documents:.0%} of the documents"
             if step.name == "stop_words" and settings.language == AUTO:
                 setting = render(argument(language="CODE"))
@@ -296,11 +296,11 @@ def nothing_left(
     Args:
         documents: the number of documents of the inputs.
     """
-    left = [step for step in steps if step.documents or step.lines]
-    if not left:
+    dropping = [step for step in steps if step.documents or step.lines]
+    if not dropping:
         return DataError("the inputs have no document", where=folder, fix="Give other inputs.")
-    if [step.name for step in left] == [SHORT]:
-        least, short = cleaning.min_tokens, left[0].documents
+    if [step.name for step in dropping] == [SHORT]:
+        least, short = cleaning.min_tokens, dropping[0].documents
         message = f"the inputs have no document with {least:,} tokens or more; {short:,} have fewer"
         fix = "Give other inputs."
         if least > 1:
@@ -308,11 +308,11 @@ def nothing_left(
         return DataError(message, where=folder, fix=fix)
     reasons = ", ".join(
         f"{step.name} {f'{step.lines:,} lines' if step.lines else f'{step.documents:,}'}"
-        for step in left
+        for step in dropping
     )
     message = f"the cleaning left out all {documents:,} documents: {reasons}"
     rules = cleaning.line_rules | cleaning.document_rules
-    worst = max((step for step in left if step.name in rules), key=lambda step: step.bytes)
+    worst = max((step for step in dropping if step.name in rules), key=lambda step: step.bytes)
     fix = "Change the settings of these steps, or leave some out, such as "
     fix += f"{setting(worst.name, 'none')}."
     return DataError(message, where=folder, fix=fix)
@@ -395,9 +395,9 @@ def merge_shards(
             columns[manifest.TOKENS].append(ids)
             if has_words:
                 bits = np.concatenate([bits, shard["begins"][token_marks]])
-                whole = len(bits) // 8 * 8
-                columns[manifest.WORDS].append(np.packbits(bits[:whole]))
-                bits = bits[whole:]
+                full = len(bits) // 8 * 8
+                columns[manifest.WORDS].append(np.packbits(bits[:full]))
+                bits = bits[full:]
             columns[manifest.SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
             columns[manifest.DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
             tokens, sentences = tokens + len(ids), sentences + len(lengths)

@@ -24,7 +24,7 @@ AGAIN = f"Download it again, or train one: {call('tokenizer train', 'FILES', out
 
 @dataclass(frozen=True)
 class Gap:
-    """The special tokens at one place: their ids and their segments, `(n)` each."""
+    """The special tokens in one gap: their ids and their segments, `(n)` each."""
 
     ids: Ids
     segments: NDArray[np.int8]
@@ -69,7 +69,7 @@ class Template:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """All five places."""
+        """All five gaps."""
         return self.before, self.after, self.first, self.between, self.last
 
     @classmethod

@@ -414,9 +414,9 @@ _ALL = (
         models=("deberta-v2",),
     ),
 )  # fmt: skip
-CLASSES = {name: each for each in _ALL for name in (each.name, *each.aliases)}
+CLASSES = {name: entry for entry in _ALL for name in (entry.name, *entry.aliases)}
 """The classes that are read here, by name without "Fast"."""
-_OF_MODEL = {kind: each for each in _ALL for kind in each.models}
+_OF_MODEL = {kind: entry for entry in _ALL for kind in entry.models}
 _GENERIC_MODELS = ("modernbert", "modernbert-decoder", "nystromformer", "xlm-roberta-xl")
 """Model types for which `AutoTokenizer` takes the generic class, whatever the folder names."""
 

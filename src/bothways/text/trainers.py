@@ -17,7 +17,7 @@ Special tokens come first, with their family's names and ids: [PAD] is 0, then [
 The training text is an even sample of a stream of texts, of at most a given number of characters.
 The tenth gigabyte does not improve a vocabulary, but training needs memory for every distinct word.
 Therefore texts are cut and joined into blocks of near-equal size, each block draws a number that
-depends only on its place, and the blocks with the smallest numbers are kept: all blocks have the
+depends only on its position, and the blocks with the smallest numbers are kept: all blocks have the
 same chance, one pass is enough, and the same texts give the same sample.
 """
 
@@ -91,7 +91,7 @@ def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
     """Return all texts if they fit in `ceiling` characters, else blocks of a thousandth of it.
 
     Raises:
-        ConfigError: a ceiling below 1, or one text in place of several.
+        ConfigError: a ceiling below 1, or one text instead of several.
     """
     if isinstance(texts, str):  # whose items would be read as texts of one character
         raise ConfigError("must be several texts, not one", where="texts", fix="Give a list.")
@@ -127,11 +127,11 @@ def sample_languages(
     samples: dict[str, Sample] = {}
     for name, language in texts.items():
         samples[name] = sample(language, ceiling, seed)
-        for known, room in _quotas(samples, alpha, ceiling).items():
-            language_sample = samples[known]
+        for sampled, room in _quotas(samples, alpha, ceiling).items():
+            language_sample = samples[sampled]
             if language_sample.characters > room:
                 smaller = sample(language_sample.read(), room, seed)
-                samples[known] = Sample(smaller.blocks, smaller.characters, language_sample.total)
+                samples[sampled] = Sample(smaller.blocks, smaller.characters, language_sample.total)
     blocks = list[tuple[str, ...]]()
     for name, room in _quotas(samples, alpha, ceiling).items():
         # Again and again, until the language has about as many characters as its quota.

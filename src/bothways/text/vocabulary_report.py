@@ -83,7 +83,7 @@ def vocabulary_report(
     """Measure the fit in one pass; memory grows with the number of distinct words.
 
     Raises:
-        ConfigError: one text in place of several.
+        ConfigError: one text instead of several.
         DataError: the texts hold no word.
     """
     if isinstance(texts, str):  # whose items would be read as texts of one character

@@ -129,9 +129,9 @@ class CompiledWordPiece:
         tokens = [(token.encode(), id) for token, id in model["vocab"].items()]
         prefix = model["continuing_subword_prefix"].encode()
         # Each has the strings of the vocabulary and the arrays that it points to.
-        (words, _keep), (more, _kept) = map(_strings, (tokens, added))
+        (token_strings, _tokens), (added_strings, _added) = map(_strings, (tokens, added))
         vocabulary = WordPieceVocabulary(
-            words, more, prefix, len(prefix), secrets.randbits(64),
+            token_strings, added_strings, prefix, len(prefix), secrets.randbits(64),
             model["vocab"][model["unk_token"]], model["max_input_chars_per_word"],
         )  # fmt: skip
         handle = ctypes.c_void_p()
@@ -228,8 +228,8 @@ class CompiledWordPiece:
             positions = np.repeat(np.cumsum(lengths)[left], remaining.lengths)
             lengths[left] = remaining.lengths
             blocks = [
-                np.insert(column, positions, new, axis=0)
-                for column, new in zip(blocks, remaining.columns, strict=True)
+                np.insert(column, positions, rest, axis=0)
+                for column, rest in zip(blocks, remaining.columns, strict=True)
             ]
         # Copies, which do not keep the memory for texts that are all tokens.
         return WordPieceTokens(lengths.copy(), [column.copy() for column in blocks])

@@ -68,7 +68,7 @@ def left_out(texts: list[str], settings: near_duplicates.NearDuplicates) -> list
 
 @pytest.mark.parametrize("chinese", [False, True])
 def test_the_texts_left_out_are_those_of_a_search_of_all_pairs(chinese, monkeypatch):
-    monkeypatch.setattr(near_duplicates, "FOUND", 1 - 1e-9)  # bands that lose no pair
+    monkeypatch.setattr(near_duplicates, "RECALL", 1 - 1e-9)  # bands that lose no pair
     settings = near_duplicates.NearDuplicates(0.5, shingle=3, permutations=256)
     texts = some_texts(150, 3, chinese)
     found = left_out(texts, settings)
@@ -179,6 +179,6 @@ def test_bands_find_a_pair_at_the_threshold():
         bands, rows = near_duplicates.NearDuplicates(threshold).bands
         assert bands * rows <= 128
         assert (
-            near_duplicates.retrieval_probability(threshold, bands, rows) >= near_duplicates.FOUND
+            near_duplicates.retrieval_probability(threshold, bands, rows) >= near_duplicates.RECALL
         )
     assert near_duplicates.NearDuplicates(0.8).bands == (18, 7)

@@ -122,9 +122,9 @@ class CleanedTexts:
 
     Attributes:
         texts: without the lines that rules removed.
-        fates: `(D)` 0, or 1 + the place of the rule for documents that rejects it.
+        fates: `(D)` 0, or 1 + the index of the rule for documents that rejects it.
         removed: `(L, 2)` lines and bytes in UTF-8 that each rule for lines removed.
-        signed: the texts that stay, and empty ones in place of the others; None if near-duplicates
+        signed: the texts that stay, and empty ones instead of the others; None if near-duplicates
             are not searched for.
     """
 

@@ -48,7 +48,7 @@ from bothways.data.cleaning.words import chain, find_words, mix
 CHUNK = 2**15
 """Shingles whose permutations are computed at once."""
 
-FOUND = 0.95
+RECALL = 0.95
 """The least probability with which a pair at the threshold is a candidate."""
 
 LIMIT = 1024
@@ -173,7 +173,7 @@ class NearDuplicates:
         require_at_least(1, shingle=self.shingle)
         require_range("[1, 4096]", permutations=self.permutations)
         require_range("(0, 1]", threshold=self.threshold)
-        if retrieval_probability(self.threshold, self.permutations, 1) < FOUND:
+        if retrieval_probability(self.threshold, self.permutations, 1) < RECALL:
             message = f"{self.threshold} is too low for {self.permutations} permutations"
             raise ConfigError(message, where="threshold", fix="Set permutations higher.")
 
@@ -181,7 +181,7 @@ class NearDuplicates:
     def bands(self) -> tuple[int, int]:
         """The number of bands and of rows of each: the most rows that find a pair often enough."""
         shapes = ((self.permutations // rows, rows) for rows in range(self.permutations, 0, -1))
-        return next(x for x in shapes if retrieval_probability(self.threshold, *x) >= FOUND)
+        return next(x for x in shapes if retrieval_probability(self.threshold, *x) >= RECALL)
 
 
 def retrieval_probability(similarity: float, bands: int, rows: int) -> float:
