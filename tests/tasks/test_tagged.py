@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -332,6 +333,17 @@ def test_rows_in_memory_are_read_as_files(kind, tmp_path):
     examples = read_rows(rows, TaggingTask(), "train", SILENT).examples
     assert [(e.words, e.tags) for e in examples] == OF_KAGGLE
     assert [e.where for e in examples] == ["train row 1", "train row 3"]
+
+
+@pytest.mark.parametrize("form", [list, tuple, lambda items: np.array(items, dtype=object)])
+def test_lists_in_memory_have_any_form(form):
+    tags, words = form(["B-PER", "O"]), form(["Anna", "sings"])
+    example = TaggingTask().example({"words": words, "tags": tags})
+    assert (example.words, example.tags) == (("Anna", "sings"), ("B-PER", "O"))
+    spans = form([{"start": 0, "end": 4, "label": "PER"}])
+    assert TaggingTask().example({"text": "Anna sings", "spans": spans}).tags == ("B-PER", "O")
+    with pytest.raises(DataError, match="column 'text' holds a text, not a list of words"):
+        TaggingTask().example({"text": "Anna sings", "tags": tags})
 
 
 def test_a_row_that_cannot_be_read_ends_the_sentences(tmp_path):

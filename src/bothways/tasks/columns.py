@@ -368,7 +368,7 @@ def guess_column(
 
 
 def cell_of(row: Row, column: str, location: str) -> Any:
-    """Return the value in a column.
+    """Return the value in a column; arrays and tuples as lists.
 
     Raises:
         DataError: the row lacks the column, or its value has half of a surrogate pair, which JSON
@@ -378,6 +378,7 @@ def cell_of(row: Row, column: str, location: str) -> Any:
         message = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
         raise DataError(message, where=location, fix="Complete the row or remove it.")
     value = row[column] if type(row[column]) is str else tables.plain_value(row[column])
+    value = [*value] if isinstance(value, tuple) else value
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, int) and item.bit_length() > 14_000:  # `str` converts 4,300 digits
             message = f"column {column!r} holds a number with too many digits"

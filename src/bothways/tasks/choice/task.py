@@ -149,7 +149,7 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         else:
             column = columns.endings[0]
             texts = cell_of(row, column, where)
-            if not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
+            if not isinstance(texts, list) or not all(isinstance(x, str) for x in texts):
                 message = f"column {column!r} holds {type(texts).__name__}, not a list of texts"
                 fix = "Write a list, or name a column for each ending."
                 raise DataError(message, where=where, fix=fix)

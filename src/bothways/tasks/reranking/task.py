@@ -297,7 +297,7 @@ def _joined(examples: Iterable[RankExample]) -> Iterator[RankExample]:
 
 def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
     value = cell_of(row, column, location)
-    items = list(value) if isinstance(value, list | tuple) else [value]
+    items = value if isinstance(value, list) else [value]
     faulty = [item for item in items if not isinstance(item, str)]
     if faulty:
         kind = "a null" if faulty[0] is None else f"a value of type {type(faulty[0]).__name__}"
@@ -309,7 +309,7 @@ def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
 def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[float, ...] | None:
     """Return the labels in a row; None if all are absent."""
     value = cell_of(row, column, location)
-    items = list(value) if isinstance(value, list | tuple) else [value]
+    items = value if isinstance(value, list) else [value]
     if all(is_absent(item) or item == "" for item in items):
         return None
     if len(items) != documents:

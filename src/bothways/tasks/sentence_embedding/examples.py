@@ -284,7 +284,7 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
     label, scores = None, tuple[float, ...]()
     if columns.label is not None:
         value = cell_of(row, columns.label, where)
-        if isinstance(value, list | tuple):
+        if isinstance(value, list):
             numbers = [v for v in value if isinstance(v, int | float) and abs(v) <= LARGEST]
             documents = len(positives) + len(negatives)
             content = f"column {columns.label!r} holds "
@@ -354,7 +354,7 @@ def graded_examples(file: Path, notes: list[str]) -> Iterator[VectorExample]:
 def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
     """Return the text or the list of texts in a column."""
     value = cell_of(row, column, where)
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list):
         return (text_of(row, column, where),)
     for item in value:
         if not isinstance(item, str):

@@ -95,7 +95,7 @@ def choose_tag_columns(
         words = [  # lists of objects, such as the tokens of Prodigy, are no words
             name
             for name in usual_columns((*WORDS, *WORD), names)
-            if not isinstance(value := row[name], list | tuple)
+            if not isinstance(value := tables.plain_value(row[name]), list | tuple)
             or not any(isinstance(item, Mapping) for item in value)
         ]
         # Words win over the text that they come from, unless there are no tags for them.
@@ -107,7 +107,7 @@ def choose_tag_columns(
         spans = [
             name
             for name in usual_columns(SPANS, remaining)
-            if isinstance(row[name], list | tuple | Mapping)
+            if isinstance(tables.plain_value(row[name]), list | tuple | Mapping)
         ]
     tag_names = spans or usual_columns(TAGS, remaining) or usual_columns(TAG, remaining)
     if labelled is None:
@@ -470,8 +470,8 @@ def tag_example(
     assert columns.text is not None
     words, label = cell_of(row, columns.text, where), columns.label
     tags: Sentence | None = None
-    answers = None if label is None else row.get(label)
-    items = answers if isinstance(answers, list | tuple) else [answers]
+    answers = None if label is None or label not in row else cell_of(row, label, where)
+    items = answers if isinstance(answers, list) else [answers]
     # A text with a tag or a list of tags is an error: a text has a list of spans.
     if isinstance(words, str) and not any(isinstance(item, str | int) for item in items):
         spans = running_text.split_words(words, splitter)
