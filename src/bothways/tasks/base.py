@@ -419,7 +419,7 @@ number, one score for each choice, and scores of tokens as the start and the end
 
 class TaskModel(TrainingModule, Generic[E, P]):
     """A task bound to a model. Subclasses define `weights`, `outputs`, `decode` and `forward`; or,
-    to be taught by another model, `scale`, `scores` and `losses` instead of `forward`.
+    to be taught by another model, `scale` and `losses` instead of `forward`, and their `scores`.
 
     Class attributes:
         scale: the meaning of `scores`; None for a task that no teacher is for.
@@ -460,8 +460,12 @@ class TaskModel(TrainingModule, Generic[E, P]):
         return self.losses(self.scores(batch), batch)
 
     def scores(self, batch: Batch) -> Tensor:
-        """Return the model's scores with their graph: a row or a number for each target."""
-        raise NotImplementedError
+        """Return the model's scores with their graph: a row or a number for each target.
+
+        They are the logits of the head "labels", a row for each sequence, unless a task overrides
+        this.
+        """
+        return self.model.read("labels", batch)
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the losses by name, given the scores."""

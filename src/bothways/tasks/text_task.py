@@ -441,13 +441,6 @@ class PromptedTask(LongTextTask[P]):
         return {**self.prompts, "default": self.prompt}, "default"
 
 
-class LabelModel(base.TaskModel[E, P]):
-    """A task with a model that has the head "labels": a row of logits for each sequence."""
-
-    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
-        return self.model.read("labels", batch)
-
-
 class NumberModel(base.TaskModel[E, P]):
     """A task with one number for each text: regression and reranking.
 

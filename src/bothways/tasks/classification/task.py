@@ -45,7 +45,7 @@ MANY = 20
 _FRACTION = re.compile(r"-?\d+\.\d+")
 
 
-class TextClassifier(text_task.LabelModel[TextExample, ClassPrediction]):
+class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
     """A classification task with a model that has the head "labels"; see `TaskModel`."""
 
     task: ClassificationTask
@@ -278,7 +278,7 @@ NEEDS_ENTAILMENT = "Choose a model for natural language inference, such as one t
 """What to do about a model that was trained on something else."""
 
 
-class EntailmentClassifier(text_task.LabelModel[TextExample, ClassPrediction]):
+class EntailmentClassifier(base.TaskModel[TextExample, ClassPrediction]):
     """Candidates with a model that has outputs for entailment; see `TaskModel`.
 
     Raises:

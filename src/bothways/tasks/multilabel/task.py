@@ -51,7 +51,7 @@ class MultilabelExample(text_task.Texts):
 Results = base.Results[MultilabelExample, MultilabelPrediction]
 
 
-class MultilabelClassifier(text_task.LabelModel[MultilabelExample, MultilabelPrediction]):
+class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPrediction]):
     """A multilabel task with a model that has the head "labels"; see `TaskModel`."""
 
     task: MultilabelTask
