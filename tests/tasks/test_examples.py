@@ -224,6 +224,7 @@ def test_the_fingerprint_is_of_texts_and_labels_alone():
     ("header", "columns", "remedy"),
     [
         ("sentence\tlabel", TextColumns("0", None, "1"), 'text="sentence", label="label"'),
+        ("Text\tLabel", TextColumns("0", None, "1"), 'text="Text", label="Label"'),
         ("question1\tquestion2", TextColumns("0", "1"), 'text="question1", text_b="question2"'),
     ],
 )

@@ -242,13 +242,12 @@ class TableTask(Task[E, P]):
                 return table, selected
             # Where columns go by number, a header would be an example.
             head_row = next(table.rows)
-            names: dict[str, Any] = {role: head_row.values.get(at) for role, at in numbers.items()}
-            known = {
-                name
-                for c in self.column_table
-                for name in itertools.chain(c.names, c.others, *c.pairs)
-            }
-            if all(isinstance(name, str) and name in known for name in names.values()):
+            names = {role: str(head_row.values.get(at)) for role, at in numbers.items()}
+            aliases = itertools.chain.from_iterable(
+                (*c.names, *c.others, *itertools.chain(*c.pairs)) for c in self.column_table
+            )
+            known = {alias.lower() for alias in aliases}
+            if all(name.strip().lower() in known for name in names.values()):
                 fix = f"Name the columns: {_spelled(names)}."
                 message = "is a header, but the columns are given by number"
                 raise DataError(message, where=head_row.where, fix=fix)
