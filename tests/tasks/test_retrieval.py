@@ -125,6 +125,9 @@ def test_beir_folder_without_a_file_or_with_an_id_twice(tmp_path):
     corpus.write_text(corpus.read_text() * 2)
     with pytest.raises(DataError, match=r'corpus.jsonl:4: has an "_id" that is used before'):
         read_beir(folder)
+    corpus.write_text('{"_id": 1.5, "text": "a"}\n')
+    with pytest.raises(DataError, match=r'corpus.jsonl:1: has an "_id" that is missing, or not'):
+        read_beir(folder)
     (folder / "queries.jsonl").unlink()
     with pytest.raises(DataError, match=r"has no queries.jsonl\n"):
         read_beir(folder)

@@ -132,8 +132,9 @@ def _texts_by_id(file: Path) -> dict[str, str]:
     for row in open_table(str(file)).rows:
         name, title = (row.values.get(column) for column in ("_id", "title"))
         if not isinstance(name, str | int) or str(name) in texts:
-            message = f'has an "_id" that is {"missing" if name is None else "used before"}'
-            raise DataError(message, where=row.where, fix="Give each text an id of its own.")
+            fault = "used before" if str(name) in texts else "missing, or not a text"
+            message, fix = f'has an "_id" that is {fault}', "Give each text an id of its own."
+            raise DataError(message, where=row.where, fix=fix)
         texts[str(name)] = f"{title or ''} {text_of(row.values, 'text', row.where)}".strip()
     return texts
 
