@@ -38,7 +38,7 @@ def test_tasks_are_known_by_their_usual_names(monkeypatch):
 def test_an_unknown_label_does_not_list_all_labels():
     labels = [f"intent {number}" for number in range(77)]
     error = str(unknown_label("label 'intnt 7'", "intnt 7", labels, "dev.tsv:3"))
-    assert "dev.tsv:3: label 'intnt 7' is not among the model's 77 labels; did you mean" in error
+    assert "dev.tsv:3: label 'intnt 7' is not among the 77 labels; did you mean" in error
     assert "intent 76" not in error
     assert did_you_mean("qqq", labels) == ""
 

@@ -44,7 +44,7 @@ def test_examples_become_what_google_feeds(tmp_path):
 
 def test_a_strange_label_is_refused(tmp_path):
     example = TextExample("ape", None, "w", "dev.tsv:7")
-    with pytest.raises(DataError, match=r"^dev\.tsv:7: label 'w' is not among the model's 2"):
+    with pytest.raises(DataError, match=r"^dev\.tsv:7: label 'w' is not among the 2"):
         ClassificationTask().encode([example], make_tokenizer(tmp_path), ("x", "y"), 8)
 
 

@@ -171,3 +171,6 @@ def test_what_cannot_be_compared_is_refused(nli, tmp_path):
         bothways.load(nli, labels=CANDIDATES)(("good", "bad"))
     with pytest.raises(BothwaysError):
         bothways.load(nli, task="classify", labels=CANDIDATES)
+    with pytest.raises(DataError, match="label 'bad' is not among the 3 labels") as unknown:
+        bothways.load(nli, labels=CANDIDATES).evaluate(["good"], ["bad"])
+    assert "training" not in str(unknown.value)  # which has other labels

@@ -538,9 +538,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_label(message: str, label: str, labels: Many[str], where: str) -> DataError:
-    """Return the error for a label (`message` names it) that the model does not have."""
-    message += f" is not among the model's {quantity(len(labels), 'label(s)')}"
-    fix = f"Give data with the labels of the training data: {places(labels)}."
+    """Return the error for a label (`message` names it) that is not one of `labels`."""
+    message += f" is not among the {quantity(len(labels), 'label(s)')}"
+    fix = f"Give data with these labels: {places(labels)}."
     return DataError(message + did_you_mean(label, labels), where=where, fix=fix)
 
 
