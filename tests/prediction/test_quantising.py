@@ -116,6 +116,14 @@ def test_evaluate_tells_both_and_the_loss(place, opened, run, monkeypatch, capsy
     assert "times as fast" in shown
 
 
+def test_a_task_without_a_report_is_refused_before_int8_is_measured(place, monkeypatch):
+    monkeypatch.setattr(evaluation, "measure_int8", None)
+    options: Any = {"task": "embed", "precision": "int8", "report": place / "r.html"}
+    with pytest.raises(ConfigError) as caught:
+        bothways.evaluate(place / "bert", place / "dev.tsv", device="cpu", **options)
+    assert caught.value.where == "report"
+
+
 def test_data_that_trained_the_model_is_noted_once(place, opened, tmp_path):
     """It is read up to six times."""
     model, data, heard = tmp_path / "model", place / "dev.tsv", Heard()

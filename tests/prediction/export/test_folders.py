@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import itertools
 import json
 import shutil
 import sys
@@ -361,6 +362,18 @@ def test_folders_that_onnxruntime_cannot_open(bert, classifier, exported, tmp_pa
     file.write_bytes(b"no graph")
     with pytest.raises(FolderError, match="onnxruntime cannot open it: "):
         opened(tmp_path / "vectors")
+
+
+def test_vectors_of_a_graph_are_scored(bert, tmp_path):
+    write_export(bert, tmp_path / "out", task="embed")
+    texts = TASKS["embed"][1][:9]
+    pairs = [
+        {"sentence1": a, "sentence2": b, "score": n % 4}
+        for n, (a, b) in enumerate(itertools.pairwise(texts))
+    ]
+    expected = bothways.evaluate(bert, pairs, task="embed", progress=False).metrics
+    scored = bothways.evaluate(tmp_path / "out", pairs, runtime="onnxruntime", progress=False)
+    assert scored.metrics == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_command(classifier, data, tmp_path, capsys):

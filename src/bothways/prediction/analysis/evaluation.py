@@ -35,7 +35,7 @@ from bothways.hub.model_folder import read_record
 from bothways.hub.provenance import model_facts
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import Pooling
-from bothways.hub.static_embedding import StaticEncoder
+from bothways.model.model import Encoder
 from bothways.prediction import PredictPrecision
 from bothways.prediction.analysis.report import analyse, analysis_report
 from bothways.prediction.engine import PredictConfig, PredictionCounts, counting, predict
@@ -214,7 +214,7 @@ def is_swept(task_model: embedding.Embedder) -> bool:
     """Return True if the vectors of a model are among those of its layers and usual poolings."""
     task, model = task_model.task, task_model.model
     plain = task.pooling in POOLINGS and task.layers == (-1,) and task.long_texts != "windows"
-    has_layers = not isinstance(model.encoder, StaticEncoder)
+    has_layers = isinstance(model.encoder, Encoder)  # no graph, and no table
     return plain and has_layers and embedding.projection_of(model) is None
 
 
@@ -482,9 +482,9 @@ class EvaluationData:
         """
         title = f"{self.folder} on {self.name}"
         if precision == "int8":
-            cost = measure_int8(open_in, self.score)
-            if report is not None:
+            if report is not None:  # first: a task without a report is refused at once
                 self.analyse(open_in("int8"), report)
+            cost = measure_int8(open_in, self.score)
             done = Evaluation(title, cost.int8.metrics, int8=cost)
             cost.check(MAX_LOSS if limit is None else limit)
         elif limit is not None:
