@@ -60,7 +60,7 @@ def change_index(
         bm25, graph: add the words of all documents, a graph of large segments.
 
     Raises:
-        DataError: an id occurs twice, is unknown, empty or too long; a vector is not finite.
+        DataError: an id occurs twice, is unknown, empty or too long.
         ResourceError: another process changes the index, no space, or a package is missing.
         FolderError: the folder holds other files, or a damaged index.
     """
@@ -235,11 +235,6 @@ class _Change:
             texts = (json.loads(line)["text"] for line in file)
             for start in range(0, self.added, WINDOW):
                 vectors = embed([next(texts) for _ in range(min(WINDOW, self.added - start))])
-                if vectors.shape[1:] != (record.width,) or not np.isfinite(vectors).all():
-                    got = f"vectors of {vectors.shape[1]} components that are not finite"
-                    message = f"the model gives {got}"
-                    fix = "Try another precision; see bothways embed."
-                    raise DataError(message, where=record.model, fix=fix)
                 # The first window chooses the scale of int8, for good: codes stay comparable.
                 if not record.scale:
                     scale = ranking.choose_scale(vectors)

@@ -44,6 +44,7 @@ from bothways.tasks.sentence_embedding.vectors import (
     ARRAY_FAULTS,
     Found,
     Nearest,
+    check_widths,
     dot_products,
     top_k,
 )
@@ -243,10 +244,10 @@ class Index:
         Raises:
             DataError: the width is another one, or a number is not finite.
         """
-        if queries.shape[1] != self.record.width or not np.isfinite(queries).all():
-            message = f"must have {self.record.width} finite components, not {queries.shape[1]}"
-            message = message if queries.shape[1] != self.record.width else "are not finite"
-            raise DataError(message, where="queries", fix="Embed them by the model of the index.")
+        check_widths(queries.shape[1], self.record.width)
+        if not np.isfinite(queries).all():
+            fix = "Embed them by the model of the index."
+            raise DataError("are not finite", where="queries", fix=fix)
         k = min(k, len(self))
         if not k or not len(queries):
             return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
@@ -346,6 +347,8 @@ class Index:
                 raise DataError(message, where=f"query {number}")
         if rerank is not None and not isinstance(rerank, Predictor):
             rerank = open_task(rerank, "rerank", precision=precision, device=device)
+        if rerank is not None:
+            _check_task(rerank, "rerank", "rerank")
         vectors = None
         if mode != "bm25":
             vectors = self.embedder(model, precision, device).encode(
@@ -458,9 +461,7 @@ def open_embedder(
     """
     if isinstance(model, Predictor):
         embedder = model
-        if (task := model.task_model.task.name) != "embed":
-            fix = 'Open the model for vectors: bothways.load(FOLDER, "embed").'
-            raise ConfigError(f"is for the task {task}", where="model", fix=fix)
+        _check_task(model, "embed", "model")
         if record is not None:
             digest, opened_length, opened = model.identity()
             _check_model("model", digest, record)
@@ -486,6 +487,13 @@ def open_embedder(
         fix = "An index has cosines or dot products: choose a model with one of them."
         raise ConfigError(message, where="model", fix=fix)
     return embedder
+
+
+def _check_task(predictor: Predictor, task: str, where: str) -> None:
+    """Raise ConfigError for a predictor of another task."""
+    if (name := predictor.task_model.task.name) != task:
+        fix = f'Open the model by bothways.load(FOLDER, "{task}").'
+        raise ConfigError(f"is for the task {name}", where=where, fix=fix)
 
 
 def _check_model(name: str, digest: str, record: IndexRecord) -> None:
