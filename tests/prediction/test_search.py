@@ -466,7 +466,7 @@ def test_a_row_without_the_column_of_the_text_names_its_own():
         next(read_texts(rows))
 
 
-def test_words_and_fused_ranks_of_a_changed_index(tmp_path):
+def test_words_and_fused_ranks_of_a_changed_index(tmp_path, monkeypatch):
     pytest.importorskip("bm25s")
     first = {f"d{n}": f"text {n} cat" for n in range(8)}
     add(tmp_path / "index", first, bm25=True)
@@ -487,6 +487,10 @@ def test_words_and_fused_ranks_of_a_changed_index(tmp_path):
     assert [hit.score for hit in both] == pytest.approx(sorted(fused.values(), reverse=True)[:3])
     assert all(hit.score == pytest.approx(fused[hit.id]) for hit in both)
     assert found(index, "zebra", mode="bm25") == []
+    monkeypatch.chdir(tmp_path)
+    index = Index("index")
+    monkeypatch.chdir("index")  # before its words are opened
+    assert found(index, "dog", mode="bm25") == hits
 
 
 def test_texts_that_are_cut_are_counted(tmp_path, masked):

@@ -135,7 +135,8 @@ class Index:
     """
 
     def __init__(self, folder: str | Path, record: IndexRecord | None = None) -> None:
-        self.folder = local_path(folder)
+        # Words and graphs are opened later, perhaps in another process or working folder.
+        self.folder = local_path(folder).absolute()
         if record is None:
             if not (self.folder / RECORD).is_file():
                 near = near_path(self.folder, lambda path: (path / RECORD).is_file())
