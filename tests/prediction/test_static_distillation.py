@@ -80,6 +80,8 @@ def test_a_forked_process_with_threads_is_refused(place, monkeypatch):
     for call in (embed, embed.encode):
         with pytest.raises(ResourceError):
             call(SENTENCES)
+    with pytest.raises(ConfigError, match=r"^batch_size: "):
+        embed.encode(SENTENCES, batch_size=0)
 
 
 @pytest.mark.parametrize("counted", [False, True])

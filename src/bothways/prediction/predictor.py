@@ -383,7 +383,7 @@ class Predictor:
             name = self.task_model.task.name
             message = f"encode is for the task 'embed', and this predictor has {name!r}"
             raise ConfigError(message, where="task", fix='Open the model with task="embed".')
-        require_at_least(1, truncate_dim=truncate_dim)
+        require_at_least(1, truncate_dim=truncate_dim, batch_size=batch_size)
         require_choice(VectorType, "precision", precision)
         width = self.task_model.task.width(self.task_model.model)
         if truncate_dim is not None and truncate_dim > width:
