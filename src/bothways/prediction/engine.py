@@ -5,7 +5,6 @@ Memory holds one window of examples, whatever their number.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -163,12 +162,11 @@ def predict_encoded(
 ) -> list[tuple[E, P]]:
     """Return encoded examples with their predictions; `on_share` is called after each batch."""
     sequences = [sequence for item in encoded for sequence in item.sequences]
-    outputs = predict_sequences(task_model, sequences, config, on_share)
-    ordered, pairs = iter(outputs), []
-    for example, item in zip(examples, encoded, strict=True):
-        item_outputs = list(itertools.islice(ordered, len(item.sequences)))
-        pairs.append((example, decode_finite(task_model, example, item, item_outputs)))
-    return pairs
+    outputs = iter(predict_sequences(task_model, sequences, config, on_share))
+    return [
+        (example, decode_finite(task_model, example, item, [next(outputs) for _ in item.sequences]))
+        for example, item in zip(examples, encoded, strict=True)
+    ]
 
 
 @torch.inference_mode()

@@ -513,19 +513,13 @@ class Predictor:
             >>> embed.similarity("a good film", ["a good film", "a bad play"]).shape
             (1, 2)
         """
-        a, b = (self._vectors(items) for items in (first, second))
-        check_widths(a.shape[1], b.shape[1])
-        result: NDArray[np.float32]
-        match self.similarity_name:
-            case "dot":
-                result = a @ b.T
-            case "euclidean" | "manhattan" as name:
-                # In numpy the differences would be an array `(first, second, width)`.
-                exact = "donot_use_mm_for_euclid_dist"
-                power = 2.0 if name == "euclidean" else 1.0
-                result = -torch.cdist(torch.tensor(a), torch.tensor(b), power, exact).numpy()
-            case _:
-                result = unit(a) @ unit(b).T
+        a, b = self._compared(first, second)
+        result: NDArray[np.float32] = a @ b.T
+        if self.similarity_name in ("euclidean", "manhattan"):
+            # In numpy the differences would be an array `(first, second, width)`.
+            power = 2.0 if self.similarity_name == "euclidean" else 1.0
+            exact = "donot_use_mm_for_euclid_dist"
+            result = -torch.cdist(torch.tensor(a), torch.tensor(b), power, exact).numpy()
         return result
 
     def similarity_pairwise(self, first: Any, second: Any) -> Float32[np.ndarray, " pairs"]:
@@ -535,22 +529,16 @@ class Predictor:
             ConfigError: the predictor was opened for another task.
             DataError: vectors have different widths, or there are more of one than of the other.
         """
-        a, b = (self._vectors(items) for items in (first, second))
-        check_widths(a.shape[1], b.shape[1])
+        a, b = self._compared(first, second)
         if len(a) != len(b):
             message = f"there are {len(a)} of the first and {len(b)} of the second"
             fix = "Give pairs, or call similarity, which compares each with each."
             raise DataError(message, where="second", fix=fix)
-        result: NDArray[np.float32]
-        match self.similarity_name:
-            case "dot":
-                result = (a * b).sum(axis=1)
-            case "euclidean":
-                result = -np.linalg.norm(a - b, axis=1)
-            case "manhattan":
-                result = -np.abs(a - b).sum(axis=1)
-            case _:
-                result = (unit(a) * unit(b)).sum(axis=1)
+        result: NDArray[np.float32] = (a * b).sum(axis=1)
+        if self.similarity_name == "euclidean":
+            result = -np.linalg.norm(a - b, axis=1)
+        elif self.similarity_name == "manhattan":
+            result = -np.abs(a - b).sum(axis=1)
         return result
 
     @property
@@ -560,15 +548,20 @@ class Predictor:
         name = str(kept.get(sentence_transformers.SIMILARITY) or "cosine")
         return name.removesuffix("_score")
 
-    def _vectors(self, items: Any) -> NDArray[np.float32]:
-        """Return texts as vectors `(texts, width)`, and vectors as they are."""
-        try:
-            array = np.asarray(items)
-        except ValueError:  # texts next to pairs: `encode` names the input that it cannot read
-            array = np.empty(0)
-        # No texts make an empty array of floats, too.
-        vectors = array if array.dtype.kind == "f" and array.size else self.encode(items)
-        return np.atleast_2d(vectors).astype(np.float32, copy=False)
+    def _compared(self, *sides: Any) -> list[NDArray[np.float32]]:
+        """Return texts or vectors as vectors `(texts, width)`, for cosines with length 1."""
+        matrices = list[NDArray[np.float32]]()
+        for items in sides:
+            try:
+                array = np.asarray(items)
+            except ValueError:  # texts next to pairs: `encode` names the input that it cannot read
+                array = np.empty(0)
+            # No texts make an empty array of floats, too.
+            vectors = array if array.dtype.kind == "f" and array.size else self.encode(items)
+            matrices.append(np.atleast_2d(vectors).astype(np.float32, copy=False))
+        check_widths(*(matrix.shape[1] for matrix in matrices))
+        is_raw = self.similarity_name in ("dot", "euclidean", "manhattan")
+        return matrices if is_raw else [*map(unit, matrices)]
 
     def read(
         self, data: str | Path | Reading[Any] | Given, columns: Any = None, *, labelled: bool
@@ -595,7 +588,6 @@ class Predictor:
         self,
         data: str | Path | Reading[Any] | Given,
         answers: Any = None,
-        config: engine.PredictConfig = engine.DEFAULT_PREDICT,
         counts: engine.PredictionCounts | None = None,
         **columns: str,
     ) -> Metrics:
@@ -617,17 +609,16 @@ class Predictor:
         if columns:
             data = self.read(data, named_columns(self.task_model.task, **columns), labelled=True)
         examples = self._labelled(data, answers)
-        return engine.evaluate_task(self.task_model, examples, config, counts)
+        return engine.evaluate_task(self.task_model, examples, counts=counts)
 
     def predict_examples(
         self,
         data: str | Path | Reading[Any] | Given,
-        config: engine.PredictConfig = engine.DEFAULT_PREDICT,
         counts: engine.PredictionCounts | None = None,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (example, prediction) for a file, a reading or rows in order; constant memory."""
         examples = self.read(data, labelled=False).examples
-        return engine.predict(self.task_model, examples, config, counts)
+        return engine.predict(self.task_model, examples, counts=counts)
 
     def _labelled(self, inputs: Any, answers: Any) -> Iterable[Any]:
         """Return the examples of inputs with their answers, which the data has if they are None."""
