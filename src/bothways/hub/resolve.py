@@ -30,10 +30,12 @@ SENTENCE_FILES = (
     "[0-9]_StaticEmbedding*",
 )  # fmt: skip
 """Files and folders that sentence-transformers adds."""
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model",
+)  # fmt: skip
 MODEL_FILES = (
-    *CONFIG_FILES, *SENTENCE_FILES, "bothways.json", "tokenizer.json",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model",
+    *CONFIG_FILES, *SENTENCE_FILES, "bothways.json", *TOKENIZER_FILES,
     "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "vocabulary.tsv",
 )  # fmt: skip
 PICKLE_FILES = (

@@ -26,7 +26,7 @@ from bothways.core.runtime.devices import own_torch_state
 from bothways.hub import Format, GraphRuntime, model_folder
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.provenance import digest_of_model
-from bothways.hub.resolve import resolve, resolve_run
+from bothways.hub.resolve import MODULES, PROGRAM, TOKENIZER_FILES, resolve, resolve_run
 from bothways.hub.sentence_transformers import program_files
 from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
@@ -221,14 +221,9 @@ def _share(expected: Tensor, actual: Tensor) -> float:
 ONNX = FORMATS["onnx"]
 INLINE_BYTES = 1_900_000_000
 """Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model",
-)  # fmt: skip
 _OURS = (
-    *_TOKENIZER_FILES, "config.json", RECORD, "modules.json",
-    "[0-9]_Pooling", "[0-9]_Dense", "[0-9]_Normalize",
-    "sentence_bert_config.json", "config_sentence_transformers.json", *FORMATS,
+    *TOKENIZER_FILES, "config.json", RECORD, MODULES, PROGRAM, "sentence_bert_config.json",
+    "[0-9]_Pooling", "[0-9]_Dense", "[0-9]_Normalize", *FORMATS,
 )  # fmt: skip
 
 
@@ -342,7 +337,7 @@ def _write_companions(
     """
     model, tokenizer = task_model.model, task_model.tokenizer
     if (source / "tokenizer.json").is_file():
-        for name in _TOKENIZER_FILES:
+        for name in TOKENIZER_FILES:
             if (source / name).is_file():
                 shutil.copyfile(source / name, hidden / name)
     else:
