@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError, argument, call, optional
-from bothways.core.files import read_object
 from bothways.hub import Format, GraphRuntime
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import LoadedModel, read_record
@@ -276,8 +275,7 @@ def open_static(name: str | Path, device: str) -> LoadedModel | None:
         message = f"vectors of a StaticEmbedding folder are computed on the CPU, not on {device}"
         raise ConfigError(message, where="device", fix="Set the device to cpu.")
     encoder, tokenizer = read_static(inner)
-    model, program = UnpackedModel(encoder, {}), folder / PROGRAM
-    program_config = read_object(program, FolderError) if program.is_file() else {}
-    model.kept = {"config.json": {}, PROGRAM: program_config}
+    model = UnpackedModel(encoder, {})
+    model.kept = {"config.json": {}, PROGRAM: object_in(folder / PROGRAM)}
     report, record = LoadReport((TABLE,)), read_record(folder)
     return LoadedModel(model, report, folder, extra=record, static_tokenizer=tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Callable, Mapping, Sequence as Many
 from pathlib import Path
 
 import numpy as np
@@ -67,19 +67,19 @@ def rank_by_vectors(
     embedder: Predictor, data: beir.RetrievalData, k: int, progress: Progress = SILENT
 ) -> beir.Run:
     """Return the k + 1 nearest documents of each query; one of them may have the query's own id."""
-    task, normalised = embedder.task_model.task, embedder.similarity_name == "cosine"
+    normalised = embedder.similarity_name == "cosine"
 
-    def embed(texts: Many[str], prompt: str) -> np.ndarray:
+    def embed(encode: Callable[..., np.ndarray], texts: Many[str]) -> np.ndarray:
         parts = list[np.ndarray]()
         progress.stage(f"embedding {data.folder.name}", len(texts))
         for start in range(0, len(texts), _WINDOW):
             part = texts[start : start + _WINDOW]
-            parts.append(embedder.encode(part, prompt=prompt, normalize_embeddings=normalised))
+            parts.append(encode(part, normalize_embeddings=normalised))
             progress.advance(start + len(part))
         return np.concatenate(parts)
 
-    documents = embed(list(data.documents.values()), task.role_prompt("document"))  # type: ignore[attr-defined]
-    queries = embed(list(data.queries.values()), task.role_prompt("query"))  # type: ignore[attr-defined]
+    documents = embed(embedder.encode_document, list(data.documents.values()))
+    queries = embed(embedder.encode_query, list(data.queries.values()))
     ids = list(data.documents)
     scores, rows = top_k(queries, documents, k + 1, names=ranking.encode_ids(ids))
     return {
