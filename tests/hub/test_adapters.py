@@ -210,6 +210,7 @@ def plain(tmp_path_factory) -> Path:
         {"task_type": ["SEQ_CLS"]},
         {"use_rslora": "no"},
         {"rank_pattern": [1]},
+        {"rank_pattern": {"x(": 3}},
         {"alpha_pattern": "query"},
         {"base_model_name_or_path": None},
         {"base_model_name_or_path": "./elsewhere"},
@@ -221,13 +222,16 @@ def test_unsupported_settings_are_refused(changes, adapter):
         load_model(adapter)
     assert caught.value.where == adapter / SETTINGS
     key = next(iter(changes))
-    if key not in ("r", "lora_alpha", "base_model_name_or_path"):
+    if key not in ("r", "lora_alpha", "rank_pattern", "base_model_name_or_path"):
         assert key in caught.value.what
 
 
-def test_malformed_patterns_are_refused(adapter):
-    change_settings(adapter, SETTINGS, rank_pattern={"x(": 3})
-    with pytest.raises(FolderError, match=r"'x\(', which is not a regular expression"):
+def test_a_head_without_outputs_is_refused(adapter):
+    file = adapter / "adapter_model.safetensors"
+    scalar = {"base_model.model.classifier.weight": torch.tensor(0.0)}
+    save_file(load_file(file) | scalar, file)
+    change_settings(adapter, SETTINGS, task_type="SEQ_CLS")
+    with pytest.raises(FolderError):
         load_model(adapter)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,11 @@ def test_other_uses_are_refused(tmp_path):
         with pytest.raises(FolderError, match=message) as caught:
             bothways.load(folder)
         assert caught.value.where == file
+    modules = [{"path": "0_StaticEmbedding", "type": "StaticEmbedding"}]
+    (folder / "modules.json").write_text(json.dumps(modules))  # a copy without inner folders
+    with pytest.raises(FolderError) as caught:
+        bothways.load(folder)
+    assert caught.value.where == folder / "0_StaticEmbedding"
     make_folder(tmp_path / "left", max_length=6, direction="left")
     with pytest.raises(TokenizerError, match=r'at their beginning\n  Set its "truncation" to null'):
         bothways.load(tmp_path / "left")

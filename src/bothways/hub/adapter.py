@@ -98,7 +98,7 @@ class Adapter:
         shapes = {table.full_name(name): shape for name, shape in self.weights.shapes.items()}
         kinds = {"labels", "tags"} & (architecture.heads if architecture else frozenset())
         names = (table.place(f"heads.{kind}.dense.weight").names[0] for kind in kinds)
-        return next((shapes[name][0] for name in names if name in shapes), None)
+        return next((shapes[name][0] for name in names if shapes.get(name)), None)
 
     def scale(self, module: str, rank: int) -> float:
         """Return the factor of a module's change, α / r or α / √r; FolderError for another rank."""

@@ -74,7 +74,7 @@ def open_weights(folder: Path, names: Sequence[str] = _NAMES) -> Weights:
             return _unwrap(_open_shards(file) if file.suffix == ".json" else _open_file(file))
     message = f"holds no weights: none of {', '.join(names)}"
     fix = "Weights for TensorFlow, Flax or ONNX alone cannot be read."
-    files = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    files = sorted(file.name for file in folder.glob("*") if file.suffix in _SUFFIXES)
     if files:
         fix = f"It has {listed(files)}; rename the model's own weights to {names[0]}."
     for name, runtime in zip(get_args(Format), get_args(GraphRuntime), strict=True):
