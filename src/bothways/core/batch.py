@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bothways.core.source import Sequence
+from bothways.core.source import Sequence, target_of
 
 Move = Callable[[Tensor], Tensor]
 """Returns the same tensor elsewhere: on a device, in pinned memory."""
@@ -299,14 +299,6 @@ class Targets:
         if not self.POSITIONS:
             raise NotImplementedError
         return self.apply(lambda values: values[:0])
-
-
-def target_of(targets: Mapping[str, Targets], name: str, cls: type[TargetsT]) -> TargetsT:
-    """Return `targets[name]` as a `cls`; KeyError or TypeError if it is missing or another type."""
-    target = targets[name]
-    if not isinstance(target, cls):
-        raise TypeError(f"targets {name!r} are {type(target).__name__}, not {cls.__name__}")
-    return target
 
 
 @dataclass(frozen=True)

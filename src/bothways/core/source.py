@@ -55,9 +55,15 @@ class Sequence:
 
     def target(self, name: str, cls: type[TargetsT]) -> TargetsT:
         """Return the targets called `name`, which must be of type `cls`; its arrays are NumPy's."""
-        from bothways.core.batch import target_of
-
         return target_of(self.targets, name, cls)
+
+
+def target_of(targets: Mapping[str, Targets], name: str, cls: type[TargetsT]) -> TargetsT:
+    """Return `targets[name]` as a `cls`; KeyError or TypeError if it is missing or another type."""
+    target = targets[name]
+    if not isinstance(target, cls):
+        raise TypeError(f"targets {name!r} are {type(target).__name__}, not {cls.__name__}")
+    return target
 
 
 def rng(seed: int, purpose: str, *, epoch: int = 0, index: int = 0) -> np.random.Generator:
