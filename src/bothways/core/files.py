@@ -457,7 +457,13 @@ LOCK, OWNER = ".lock", ".owner.json"
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT) -> Iterator[Path]:
+def lock_folder(
+    folder: Path,
+    patience: float = 0.0,
+    progress: Progress = SILENT,
+    begun: Collection[str] = (),
+    finished: Collection[str] = (),
+) -> Iterator[Path]:
     """Lock a folder, creating it if necessary, until the context ends.
 
     If it ends with an error before anything was written, the lock and new folders are removed.
@@ -465,6 +471,9 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
     Args:
         patience: seconds to wait for another process that holds the lock.
         progress: receives a note about the wait.
+        begun: names in the folder that do not count as written, unless they are there before: an
+            error deletes them while no part is finished.
+        finished: globs of finished parts. If there is one, from an earlier process too, all stays.
 
     Raises:
         ConfigError: the folder is a URL.
@@ -498,6 +507,10 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
         yield folder
     except BaseException:
         (folder / OWNER).unlink(missing_ok=True)
+        if not any(path for glob in finished for path in folder.glob(glob)):
+            for path in (folder / name for name in {*begun} - previous):
+                with contextlib.suppress(OSError):  # it would hide the error
+                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         new = LOCK not in previous and folder.is_dir()
         if new and {file.name for file in folder.iterdir()} == previous | {LOCK}:
             with contextlib.suppress(OSError):  # not empty, or Windows, which keeps open files
@@ -508,28 +521,6 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
     finally:
         (folder / OWNER).unlink(missing_ok=True)
         lock.release()
-
-
-@contextlib.contextmanager
-def discard_begun(
-    folder: Path, begun: Collection[str], finished: Collection[str]
-) -> Iterator[None]:
-    """Delete what the context has begun in a locked folder, if it fails with no part finished.
-
-    Args:
-        begun: names in the folder to delete; what is there before stays.
-        finished: globs of finished parts. If there is one, from an earlier process too, all stays.
-    """
-    previous = {path.name for path in folder.iterdir()}
-    try:
-        yield
-    except BaseException:
-        if not any(path for glob in finished for path in folder.glob(glob)):
-            for name in {*begun} - previous:
-                with contextlib.suppress(OSError):  # it would hide the error
-                    path = folder / name
-                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        raise
 
 
 def _owner(folder: Path) -> str:

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from bothways.core.config.reader import config_difference
 from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, DataError, os_errors
-from bothways.core.files import LOCK, OWNER, discard_begun, local_path, lock_folder, require_local
+from bothways.core.files import LOCK, OWNER, local_path, lock_folder, require_local
 from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.process import usable_cores
@@ -270,7 +270,8 @@ def write_corpus(
         contents = ", ".join(sorted(entries)[:3])
         message = f"is not empty, and not the folder of a corpus: it holds {contents}"
         raise DataError(message, where=path, fix="Choose another folder.")
-    with lock_folder(path), discard_begun(path, (WORK, *TOKENIZER), (manifests.MANIFEST, SHARDS)):
+    finished = (manifests.MANIFEST, SHARDS)
+    with lock_folder(path, begun=(WORK, *TOKENIZER), finished=finished):
         if (path / manifests.MANIFEST).exists():
             _check_same(path, settings, reader)
         else:

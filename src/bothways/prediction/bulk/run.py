@@ -49,7 +49,7 @@ from bothways.core.errors import (
     argument,
     optional,
 )
-from bothways.core.files import LOCK, OWNER, discard_begun, lock_folder
+from bothways.core.files import LOCK, OWNER, lock_folder
 from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.process import usable_cores
@@ -68,7 +68,7 @@ ATTEMPTS = 3
 JOB, SUCCESS = "_job.json", "_SUCCESS"
 PARTS, REJECTS, FILES = "_parts", "_rejects", "_files"
 BEGUN, FINISHED = (JOB, PARTS, REJECTS, FILES), ("part-*", f"{PARTS}/[!.]*.json", SUCCESS)
-"""Files of a refused job, and globs of files that are never deleted; see `discard_begun`."""
+"""Files of a refused job, and globs of files that are never deleted; see `lock_folder`."""
 SUFFIXES: dict[str, PartFormat] = {
     ".jsonl": "jsonl", ".csv": "jsonl", ".tsv": "jsonl", ".parquet": "parquet", ".npy": "npy",
 }  # fmt: skip
@@ -182,7 +182,7 @@ def _predict_parts(
     if processes > 1:
         threads = threads or max(1, usable_cores() // processes)
     predict = parts.PartWorker(request, threads, opened)
-    with lock_folder(out), discard_begun(out, BEGUN, FINISHED):
+    with lock_folder(out, begun=BEGUN, finished=FINISHED):
         run = _BulkRun(out, request, task, progress)
         run.begin()
         known = [size for size in run.sizes if size is not None]
