@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import bothways
 from bothways.core.errors import FolderError
-from bothways.model.config import EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import LabelHead
 from bothways.model.model import Model
 from bothways.training.saved_state import IN_PARTS
@@ -18,9 +18,9 @@ from commands import run_line
 from model_folders import change_settings
 
 
-def save(folder, tokenizer, seed, *, labels=("bad", "good"), depth=2):
+def save(folder, tokenizer, seed, *, labels=("bad", "good"), depth=2, heads=2, **settings):
     torch.manual_seed(seed)
-    config = EncoderConfig(tokenizer.size, 16, depth, 2, 32, initial_range=0.3)
+    config = EncoderConfig(tokenizer.size, 16, depth, heads, 32, initial_range=0.3, **settings)
     model = Model(config, [LabelHead(len(labels))])
     bothways.save_model(
         folder, model, tokenizer, labels=labels, problem="single_label_classification"
@@ -147,9 +147,13 @@ def test_models_that_differ_in_more_than_weights_are_refused(tokenizer, corpus, 
     for other, difference in (
         (save(tmp_path / "labels", tokenizer, 1, labels=("no", "yes")), "id2label"),
         (save(tmp_path / "deep", tokenizer, 1, depth=3), r"bert\.encoder\.layer\.2"),
+        (save(tmp_path / "heads", tokenizer, 1, heads=4), "heads"),  # with tensors of equal shapes
+        (save(tmp_path / "order", tokenizer, 1, norm_epsilon=1e-6), "norm_epsilon"),
     ):
-        with pytest.raises(FolderError, match=difference):
+        with pytest.raises(FolderError, match=f"differs from .*{difference}"):
             bothways.average([first, other], tmp_path / "mean")
+    save(tmp_path / "dropout", tokenizer, 1, dropout=Dropouts(0.3, 0.3))
+    bothways.average([first, tmp_path / "dropout"], tmp_path / "mean of dropouts")
     for alone, message in (
         ([first], "first: is one model"),
         ([tmp_path], "has 0 checkpoints"),

@@ -87,15 +87,9 @@ def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     for source in names[1:]:
         other, read_tensor = _open(source)
         if other != folder:
-            # The models may differ in their weights alone.
-            shapes, other_shapes = open_weights(folder).shapes, open_weights(other).shapes
-            raw, other_raw = (read_hf_config(path).raw for path in (folder, other))
-            differs = [name for name in _SETTINGS if raw.get(name) != other_raw.get(name)]
-            differs += ["bases of rotary positions"] * (_bases(folder) != _bases(other))
-            layers, other_layers = _layer_files(folder), _layer_files(other)  # copied, not averaged
-            for table, other_table in ((shapes, other_shapes), (layers, other_layers)):
-                names_of_both = {**table, **other_table}
-                differs += sorted(n for n in names_of_both if table.get(n) != other_table.get(n))
+            identity, other_identity = _identity(folder), _identity(other)
+            names_of_both = {**identity, **other_identity}
+            differs = [n for n in names_of_both if identity.get(n) != other_identity.get(n)]
             vocabulary = Tokenizer.load(folder).difference(Tokenizer.load(other))
             if differs or vocabulary:
                 details = listed(differs) or f"its vocabulary: {vocabulary}"
@@ -135,8 +129,9 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
     if _bases(folder, checkpoint) != _bases(folder):
         message = "has other bases of rotary positions than the model of its run"
         raise FolderError(message, where=path, fix="Take checkpoints of the last phase.")
-    if layers := _layer_files(folder):
-        message = f"is of a model with {listed(layers)}, whose weights checkpoints hold elsewhere"
+    if layers := [*folder.glob("[0-9]_*/*.safetensors"), *folder.glob("[0-9]_*/*.bin")]:
+        names = listed(str(file.relative_to(folder)) for file in layers)
+        message = f"is of a model with {names}, whose weights checkpoints hold elsewhere"
         raise FolderError(message, where=path, fix=advice)
     if not (path / WEIGHTS).is_file():
         message = "holds the parts of several ranks, which only a run reads"
@@ -166,11 +161,19 @@ def _bases(folder: Path, checkpoint: Checkpoint | None = None) -> list[float] | 
     return bases and [bases[layer % len(bases)] for layer in range(encoder.depth)]
 
 
-_SETTINGS = ("architectures", "id2label", "problem_type", "hidden_act", "rope_parameters")
-"""What must be equal in `config.json`, besides the shapes of tensors."""
+def _identity(folder: Path) -> dict[str, Any]:
+    """Return what models must have in common, by name: all but the values of their tensors.
 
-
-def _layer_files(folder: Path) -> dict[str, str]:
-    """Return the weight files of further layers of sentence-transformers with their digests."""
-    files = (*folder.glob("[0-9]_*/*.safetensors"), *folder.glob("[0-9]_*/*.bin"))
-    return {str(file.relative_to(folder)): file_digest(file) for file in files}
+    Dropout, the start and the id of padding do not change what a trained model computes.
+    """
+    config = read_hf_config(folder)
+    outputs = {key: config.raw.get(key) for key in ("architectures", "id2label", "problem_type")}
+    encoder = {
+        name: value
+        for name, value in vars(config.encoder).items()
+        if name not in ("dropout", "initial_range", "pad")
+    }
+    further = {  # modules of sentence-transformers, which are copied
+        str(file.relative_to(folder)): file_digest(file) for file in folder.glob("[0-9]_*/*")
+    }
+    return {**outputs, **encoder, **open_weights(folder).shapes, **further}
