@@ -47,6 +47,10 @@ def test_a_folder_says_what_the_model_was_made_of(tmp_path, capsys):
         "base": "bert-base", "data": "train.tsv, 1,200 examples", "date": "2026-11-27",
         "labels": "bad, good", "size": f"{size / 2**20:.1f} MiB",
     }  # fmt: skip
+    (tmp_path / "bert" / "2_Dense").mkdir()
+    (tmp_path / "bert" / "2_Dense" / "model.safetensors").write_bytes(bytes(2**20))
+    facts = model_facts(tmp_path / "bert", ["bad", "good"])
+    assert facts["size"] == f"{size / 2**20 + 1:.1f} MiB"
     table = rows(described(capsys, str(tmp_path / "bert")))
     assert [table[name] for name in ("base", "data")] == [[facts["base"]], [facts["data"]]]
 

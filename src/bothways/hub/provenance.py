@@ -80,7 +80,8 @@ def model_facts(name: str | Path, labels: Iterable[str] = ()) -> dict[str, str]:
         return f"{value['name']}{count}" if "name" in value else ""
 
     tokens = record.get("tokens")
-    weights = (file for file in folder.iterdir() if file.suffix in _WEIGHTS)
+    files = (*folder.glob("*"), *folder.glob("[0-9]_*/*"))  # those of sentence-transformers, too
+    weights = (file for file in files if file.suffix in _WEIGHTS)
     facts = {
         "base": source("base"),
         "data": source("data", "train"),
