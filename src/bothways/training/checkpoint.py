@@ -188,18 +188,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         DamagedError: a file is missing or was changed.
     """
     manifest = _json(folder, MANIFEST)
-    whole_name, in_parts = saved_state.WHOLE, saved_state.IN_PARTS
-    if manifest.get("format") not in {whole_name, in_parts}:
+    formats = whole, in_parts = saved_state.WHOLE, saved_state.IN_PARTS
+    if manifest.get("format") not in formats:  # of any type
         raise errors.CheckpointError(
             f"is of format {manifest.get('format')}, by bothways {manifest.get('bothways')}; "
-            f"bothways {bothways.__version__} reads formats {whole_name} and {in_parts}",
+            f"bothways {bothways.__version__} reads formats {whole} and {in_parts}",
             where=folder,
             fix="Continue the run with the version that began it.",
         )
     digests = manifest.get("files")
     if not isinstance(digests, dict):
         raise DamagedError(f"{MANIFEST} is damaged", where=folder, fix=_GO_BACK)
-    tensors = (saved_state.WEIGHTS,) if manifest["format"] == whole_name else ()
+    tensors = (saved_state.WEIGHTS,) if manifest["format"] == whole else ()
     for name in dict.fromkeys((*tensors, saved_state.STATE, PROGRESS, *digests)):
         if not (folder / name).is_file():
             raise DamagedError(f"{name} is missing", where=folder, fix=_GO_BACK)
