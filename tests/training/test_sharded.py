@@ -14,7 +14,7 @@ from bothways.core.source import Cursor
 from bothways.training import parallel, saved_state
 from bothways.training.checkpoint import checkpoints, latest_checkpoint, read_checkpoint
 from bothways.training.optimizers import BertAdam
-from bothways.training.parallel import Plan, Sharding, from_main_rank, is_part, sharded
+from bothways.training.parallel import Plan, Sharding, from_main_rank, is_sharded, sharded
 from toy_training import TRAINING, Toy, enter_ranks, fit_toy, on_ranks, session, steps, toy
 
 FIT: dict[str, Any] = {"until": 8, "config": BertAdam(lr=0.01), "clip_norm": 0.5}
@@ -40,7 +40,7 @@ def _fitted(plan: Plan) -> dict[str, object]:
     found: dict[str, object] = {"fitted": fit_toy(training_module, mine, plan=plan, **FIT)}
     found["restored"] = (
         type(training_module) is Toy
-        and not any(is_part(p) for p in training_module.parameters())
+        and not any(is_sharded(p) for p in training_module.parameters())
         and not training_module._forward_pre_hooks
     )
     training_module = toy()

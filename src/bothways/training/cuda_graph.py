@@ -145,7 +145,7 @@ class GraphedUpdates:
         return CapturedUpdate(graph, batch, factors, detached, norm)
 
 
-def _require(holds: bool, what: str) -> None:
-    if not holds:
+def _require(condition: bool, requirement: str) -> None:
+    if not condition:
         fix = "Leave training.graphs out: then kernels are started one by one."
-        raise ConfigError(f"needs {what}", where="training.graphs", fix=fix)
+        raise ConfigError(f"needs {requirement}", where="training.graphs", fix=fix)

@@ -48,7 +48,7 @@ from bothways.core.config.values import require_at_least, require_range
 from bothways.core.errors import ConfigError, setting
 from bothways.model.kernels import abi
 from bothways.model.kernels.library import call_kernel, runs_on
-from bothways.training.parallel import full_tensor, is_part
+from bothways.training.parallel import full_tensor, is_sharded
 from bothways.training.schedules import Auto
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.
@@ -323,7 +323,7 @@ def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAd
         fix = f"Set {setting('training.optimizer', 'adamw')}."
         raise ConfigError(message, where="training.optimizer", fix=fix)
     if any(
-        is_part(weight)
+        is_sharded(weight)
         for group in parameters
         for weight in group["params"]
         if group["update"] != "adamw"

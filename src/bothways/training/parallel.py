@@ -384,7 +384,7 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    originals = {module: _Own(module) for module in training_module.modules()}
+    originals = {module: _ModuleState(module) for module in training_module.modules()}
     sharding, device = plan.sharding, device_of(training_module)
     machines, remainder = divmod(plan.world, plan.local_world)
     if sharding.over == "machine" and remainder:
@@ -411,7 +411,7 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
         for tensors in (module._parameters, module._buffers):
             owned: dict[str, Any] = tensors
             for name, tensor in owned.items():
-                if tensor is None or not is_part(tensor):
+                if tensor is None or not is_sharded(tensor):
                     continue
                 if id(tensor) not in gathered:
                     full = full_tensor(tensor.detach())
@@ -423,27 +423,27 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
         original.restore(module)
 
 
-def is_part(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Return True for a tensor that is distributed over ranks, without importing DTensor."""
     return hasattr(tensor, "placements")
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor with the parts of all ranks; all of them call this."""
-    if not is_part(tensor):
+    if not is_sharded(tensor):
         return tensor
     result: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
     return result
 
 
-def own_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+def local_shards(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return this rank's shard of each tensor, in the same memory; for use without gradients."""
-    return [t.to_local() if is_part(t) else t for t in tensors]  # type: ignore[attr-defined]
+    return [t.to_local() if is_sharded(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
-def own_part_of(tensor: Tensor, target: Any) -> Tensor:
+def shard_like(tensor: Tensor, target: Any) -> Tensor:
     """Return this rank's part of a whole tensor, placed as `target`; without communication."""
-    if not is_part(target):
+    if not is_sharded(target):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
@@ -451,8 +451,8 @@ def own_part_of(tensor: Tensor, target: Any) -> Tensor:
     return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
 
 
-class _Own:
-    """What a module had before it was sharded: its class, its hooks, its attributes."""
+class _ModuleState:
+    """The class, the hooks and the attributes of a module before it was sharded."""
 
     def __init__(self, module: nn.Module) -> None:
         self._class, self._names = type(module), {*vars(module)}

@@ -106,10 +106,10 @@ def save_checkpoint(
             f"{_MOMENTS}{number}/{name}": tensor
             for number, values in of_parameters.items()
             for name, tensor in values.items()
-            if parallel.is_part(tensor)
+            if parallel.is_sharded(tensor)
         }
         moments["state"] = {
-            number: {n: value for n, value in values.items() if not parallel.is_part(value)}
+            number: {n: value for n, value in values.items() if not parallel.is_sharded(value)}
             for number, values in of_parameters.items()
         }
         _save_parts(folder, plan, shards, rest)
@@ -135,7 +135,7 @@ def _save_parts(
     writers = plan.world if plan.sharding.over == "all" else plan.local_world
     hidden, name = hidden_folder(folder), f"{SHARDS}/{plan.rank:05}.safetensors"
     # What is in no parts is on all ranks.
-    rows = {n: t for n, t in shards.items() if parallel.is_part(t) or parallel.is_main(plan)}
+    rows = {n: t for n, t in shards.items() if parallel.is_sharded(t) or parallel.is_main(plan)}
     with contextlib.ExitStack() as stack:
         replaced = replace_folder(folder, _MAKE_ROOM)
         parallel.from_main_rank(plan, lambda: stack.enter_context(replaced))
@@ -146,7 +146,7 @@ def _save_parts(
                 return {}
             with os_errors(folder, _MAKE_ROOM):
                 (hidden / SHARDS).mkdir(exist_ok=True)
-                own_rows = zip(rows, parallel.own_parts(rows.values()), strict=True)
+                own_rows = zip(rows, parallel.local_shards(rows.values()), strict=True)
                 _write_tensors(hidden / name, dict(own_rows))
                 return {name: file_digest(hidden / name)}
 
@@ -189,7 +189,7 @@ def load_weights(folder: Path, training_module: TrainingModule) -> None:
     targets, shards = training_module.trained_state(), _shard_files(folder)
     try:
         stored = {
-            name: parallel.own_part_of(tensor, targets.get(name))
+            name: parallel.shard_like(tensor, targets.get(name))
             for name, tensor in _read_tensors(shards or [folder / WEIGHTS], moments=False)
         }
         # It raises RuntimeError for other shapes. One name of a tensor suffices.
@@ -219,10 +219,10 @@ def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tens
             target = parameters[number]
             for name, value in values.items():
                 if isinstance(value, Tensor) and value.shape == target.shape:
-                    values[name] = parallel.own_part_of(value, target)
+                    values[name] = parallel.shard_like(value, target)
         for path, tensor in _read_tensors(_shard_files(folder), moments=True):
             number, name = path.removeprefix(_MOMENTS).split("/", 1)
-            moment = parallel.own_part_of(tensor, parameters[int(number)])
+            moment = parallel.shard_like(tensor, parameters[int(number)])
             state["state"][int(number)][name] = moment
         optimizer.load_state_dict(state)
     except (RuntimeError, ValueError, LookupError, pickle.UnpicklingError) as error:
@@ -271,7 +271,7 @@ def _gathered(value: Any, keep: bool) -> Any:
 
     What is in no parts is returned as it is.
     """
-    if not parallel.is_part(value):
+    if not parallel.is_sharded(value):
         return value
     full = parallel.full_tensor(value)
     return full if keep else full.new_empty(0)
@@ -315,14 +315,14 @@ class Average(nn.Module):
         """
         share = (1 - self.decay) / (1 - self.decay**steps)
         torch._foreach_lerp_(
-            parallel.own_parts(self.buffers()), parallel.own_parts(self._weights), share
+            parallel.local_shards(self.buffers()), parallel.local_shards(self._weights), share
         )
 
     @torch.no_grad()
     def apply_to_weights(self) -> list[Tensor]:
         """Replace the weights by their average; return those before, of this rank."""
-        previous = [weight.detach().clone() for weight in parallel.own_parts(self._weights)]
-        self._set(parallel.own_parts(self.buffers()))
+        previous = [weight.detach().clone() for weight in parallel.local_shards(self._weights)]
+        self._set(parallel.local_shards(self.buffers()))
         return previous
 
     @contextlib.contextmanager
@@ -336,7 +336,7 @@ class Average(nn.Module):
 
     @torch.no_grad()
     def _set(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_(parallel.own_parts(self._weights), values)
+        torch._foreach_copy_(parallel.local_shards(self._weights), values)
         # Gathered weights, which may still be there after an evaluation, have the old values: the
         # next forward pass gathers them again. After a step they are dropped in any case.
         for module in self._training_module[0].modules():
