@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from bothways.core.errors import FolderError
@@ -32,7 +31,7 @@ from bothways.hub.weight_files import open_weights
 from bothways.model.families.weight_names import to_file_names
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
-from bothways.training.saved_state import MANIFEST, WEIGHTS
+from bothways.training.saved_state import MANIFEST, WEIGHTS, read_weights
 
 _OWN = "model."
 """The prefix of the saved model among the tensors of a checkpoint."""
@@ -133,10 +132,7 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
         names = listed(str(file.relative_to(folder)) for file in layers)
         message = f"is of a model with {names}, whose weights checkpoints hold elsewhere"
         raise FolderError(message, where=path, fix=advice)
-    if not (path / WEIGHTS).is_file():
-        message = "holds the parts of several ranks, which only a run reads"
-        raise FolderError(message, where=path, fix=advice)
-    keys, state = read_hf_config(folder).keys, load_file(path / WEIGHTS)
+    keys, state = read_hf_config(folder).keys, dict(read_weights(path))
     own_tensors = {key.removeprefix(_OWN): state[key] for key in state if key.startswith(_OWN)}
     named = to_file_names(keys, own_tensors)
     named |= {key.removeprefix(keys.prefix): tensor for key, tensor in named.items()}

@@ -186,11 +186,11 @@ def load_weights(folder: Path, training_module: TrainingModule) -> None:
     Raises:
         CheckpointError: tensors are missing, too many or of another shape.
     """
-    targets, shards = training_module.trained_state(), _shard_files(folder)
+    targets = training_module.trained_state()
     try:
         stored = {
             name: parallel.shard_like(tensor, targets.get(name))
-            for name, tensor in _read_tensors(shards or [folder / WEIGHTS], moments=False)
+            for name, tensor in read_weights(folder)
         }
         # It raises RuntimeError for other shapes. One name of a tensor suffices.
         unexpected = training_module.load_state_dict(stored, strict=False).unexpected_keys
@@ -200,7 +200,7 @@ def load_weights(folder: Path, training_module: TrainingModule) -> None:
             if names:
                 raise RuntimeError(f"{kind}: {listed(names)}")
     except (RuntimeError, SafetensorError) as error:
-        raise misfit(folder, SHARDS if shards else WEIGHTS, error) from error
+        raise misfit(folder, SHARDS if _shard_files(folder) else WEIGHTS, error) from error
 
 
 def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -234,6 +234,11 @@ def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tens
 def _shard_files(folder: Path) -> list[Path]:
     """Return the files of a checkpoint in parts, in the order of rows; none of a whole one."""
     return sorted((folder / SHARDS).glob("*.safetensors"))
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the value of each weight in a checkpoint, whole, one at a time."""
+    return _read_tensors(_shard_files(folder) or [folder / WEIGHTS], moments=False)
 
 
 def _read_tensors(files: Iterable[Path], moments: bool) -> Iterator[tuple[str, Tensor]]:
