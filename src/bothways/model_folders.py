@@ -71,7 +71,8 @@ def load(
     """
     from bothways.prediction.predictor import open_task
 
-    _require_choices(precision, runtime)
+    require_choice(PredictPrecision, "precision", precision)
+    require_choice(Runtime, "runtime", runtime)
     return open_task(
         folder,
         task,
@@ -82,12 +83,6 @@ def load(
         runtime=runtime,
         settings=settings,
     )
-
-
-def _require_choices(precision: str, runtime: str) -> None:
-    """Raise ConfigError for a precision or a runtime that there is not."""
-    require_choice(PredictPrecision, "precision", precision)
-    require_choice(Runtime, "runtime", runtime)
 
 
 @overload
@@ -211,7 +206,8 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.prediction.bulk.run import SUFFIXES, predict_files, predict_rows
     from bothways.tasks.sentence_embedding.vectors import VectorType
 
-    _require_choices(precision, runtime)
+    require_choice(PredictPrecision, "precision", precision)
+    require_choice(Runtime, "runtime", runtime)
     require_choice(VectorType, "output_dtype", output_dtype)
     items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))
     given = [item for item in items if not isinstance(item, str | Path)]
@@ -346,7 +342,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import Predictor, open_task
     from bothways.prediction.search import evaluation as retrieval
 
-    _require_choices(precision, runtime)
+    require_choice(PredictPrecision, "precision", precision)
+    require_choice(Runtime, "runtime", runtime)
     folder, columns = str(model), {"text": text, "text_b": text_b, "label": label}
     for_rows = {
         "task": task, **columns, "report": report, "limit": limit,
@@ -602,7 +599,7 @@ def export_model(  # noqa: PLR0913 – one option per question
         length: maximum length of a text in tokens; `None` as in training.
         int8: labelled data, a file, a Hub data set, or in Python rows. A second file in int8 for
             each format is written if it scores as well as fp32 there.
-        limit: points of the metric that int8 may lose; a point is 0.01. `None` for 0.5.
+        limit: points of the metric that int8 may lose; a point is 0.01. By default 0.5.
         columns: columns of a file of `int8` by role, "text", "text_b" and "label"; by
             default as in training.
         progress: True (standard error), False, or a receiver with `stage`, `advance` and `message`.

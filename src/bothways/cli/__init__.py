@@ -1,3 +1,3 @@
-"""The commands: one file per command, which parses, calls a public function and prints."""
+"""The commands by subject: each parses words, calls a public function and prints its result."""
 
 from bothways.cli.main import app as app

@@ -114,8 +114,6 @@ def export(
     ----------
     settings
         Settings of the task, such as pooling=cls for embed.
-    limit
-        Points of the metric that int8 may lose; a point is 0.01. By default 0.5.
     """
     with terminal_progress() as progress:
         result = bothways.export_model(
