@@ -503,6 +503,12 @@ def test_a_test_of_one_step_is_refused(corpus):
         bothways.find_lr(corpus, "bert-tiny", steps=2, **own)
 
 
+@pytest.mark.parametrize("length", [{"epochs": 2}, {"training": {"until": "5 minutes"}}])
+def test_the_length_of_the_run_whose_rate_is_searched_may_be_named(corpus, length):
+    found = bothways.find_lr(corpus, "bert-tiny", steps=2, recipe="modern", **SETTINGS, **length)
+    assert len(found.rates) == 2
+
+
 def test_a_recipe_with_two_kinds_of_sequences_and_milestones_is_tested(corpus):
     """Of one held-out sequence, one of the two losses has no target."""
     found = bothways.find_lr(corpus, "bert-tiny", recipe="babylm", steps=2, epochs=3, **SETTINGS)
