@@ -215,12 +215,12 @@ def test_the_input_in_training_is_that_of_the_objective(client, folder):
 
 REFUSED: dict[str, list[dict[str, Any]]] = {
     "masked_lm": [
-        {"rate": 0}, {"rate": 1.1}, {"unit": "letters"}, {"draw": -1}, {"inputs": ["a", "b", "c"]},
+        {"layer": 1}, {"rate": 0}, {"rate": 1.1}, {"unit": "letters"}, {"draw": -1}, {"inputs": ["a", "b", "c"]},
         {"inputs": {"text": "a"}}, {"inputs": ""}, {"inputs": [TEXT, " "]}, {"inputs": "a " * 600},
     ],
-    "attention": [{"inputs": None}, {"layer": 3}, {"layer": True}],
+    "attention": [{"inputs": None}, {"layer": 3}, {"layer": True}, {"label": "neg"}, {"draw": 0}],
     "leave_one_out": [
-        {}, {"label": "<b>"}, {"label": ["neg"]}, {"label": "neg", "word": -1},
+        {}, {"label": "neg", "rate": 0.3}, {"label": "<b>"}, {"label": ["neg"]}, {"label": "neg", "word": -1},
         {"label": "neg", "inputs": {}}, {"label": "neg", "inputs": ["a", "b", "c"]},
     ],
     "guess": [{}],

@@ -33,6 +33,11 @@ MOST_ATTENTION_TOKENS = 128
 """The longest sequence whose attentions are answered: n² numbers for each head."""
 KINDS = tuple(kind for kind in ALL_TASKS if kind != "choice")
 """The tasks for which there is a method."""
+FIELDS = {
+    "leave_one_out": {"label", "word"}, "attention": {"layer"},
+    "masked_lm": {"rate", "unit", "draw"},
+}  # fmt: skip
+"""The fields that belong to one method."""
 MOST_CHARACTERS, MOST_WORDS = 20_000, 512
 """The longest text that is explained, and its maximum number of words."""
 
@@ -114,9 +119,13 @@ def explain(models: Models, request: ExplainRequest) -> Query | TrainedInput:
     | masked_lm | `rate`, `unit`, `draw` | a text or two as in training, see `bothways show` |
 
     Raises:
-        RequestError: the method is not for this task; the input is too long; no such layer.
+        RequestError: the method is not for this task, or another one's field is given; the input is
+            too long; no such layer.
     """
     model = models.choose(request.model, KINDS)
+    others = set[str]().union(*FIELDS.values()) - FIELDS[request.method]
+    for name in sorted(request.model_fields_set & others):
+        raise RequestError("invalid", f"{name} is not of method {request.method}", param=name)
     depth = model.task_model.model.config.depth
     layer = request.layer or depth
     if layer > depth:
