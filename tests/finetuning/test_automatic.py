@@ -15,7 +15,7 @@ from bothways.finetuning.config import (
     paper_finetuning,
 )
 from bothways.finetuning.data import LabelledData
-from bothways.finetuning.prepare import UNKNOWN, choose_automatic, default_rate, enough_epochs
+from bothways.finetuning.prepare import choose_automatic, default_rate, enough_epochs
 from bothways.finetuning.run import finetune
 from bothways.lab.sweeps.runs import SweepFolder, finetune_seeds
 from bothways.model.config import EncoderConfig
@@ -105,7 +105,7 @@ def test_random_and_little_trained_weights_take_a_higher_rate(data, tmp_path):
 
     rates = [rate_of(record) for record in ({}, {"tokens": 1000}, {"tokens": 10**9})]
     assert rates == [3e-4, 6e-4, 3e-4]
-    assert default_rate(SMALL, UNKNOWN) == 3e-4
+    assert default_rate(SMALL) == 3e-4
 
 
 def test_the_choice_is_printed_recorded_and_resumed(tmp_path):

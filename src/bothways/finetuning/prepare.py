@@ -171,7 +171,7 @@ def prepare_run(
         assert start is not None
         data, name = train, "the model"
         model = start_from(start, data.task.heads(data.labels, settings.dropout), settings.seed)
-        tokens, had = (UNKNOWN, {*start.heads}) if isinstance(start, Model) else (0.0, set[str]())
+        tokens, had = (math.inf, {*start.heads}) if isinstance(start, Model) else (0.0, set[str]())
         fresh = tuple({*model.heads} - ({"pooler"} & had))
         unpooled, location = {*fresh} if isinstance(start, Model) else set[str](), None
     else:
@@ -183,7 +183,7 @@ def prepare_run(
         keep, labels, head_notes = _head_to_keep(settings, task, task.labels(examples["train"]))
         loaded = load_for(settings, task.heads(labels, settings.dropout), device.type, keep=keep)
         model, tokenizer, read = loaded.model, loaded.tokenizer, loaded.extra.get("tokens")
-        tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
+        tokens = float(read) if isinstance(read, int | float) else math.inf  # in pre-training
         task, settings, usual_length, findings = _as_folder(task, settings, loaded)
         data = labelled.examine(
             task, tokenizer, examples["train"], examples.get("dev", []), settings.length,
@@ -428,17 +428,15 @@ FEWEST_EPOCHS, MOST_EPOCHS = 3, 20
 ENOUGH_UPDATES, UPDATES_PER_LABEL = 400, 10
 """The updates that a run should have: of any, and in addition for each label."""
 
-UNKNOWN = math.inf
-"""The number of tokens that weights of unknown origin have read."""
-
 
 def default_rate(
-    encoder: EncoderConfig, tokens: float = UNKNOWN, lora: LoRA | None = None
+    encoder: EncoderConfig, tokens: float = math.inf, lora: LoRA | None = None
 ) -> float:
     """Return the default peak rate for an encoder, to two digits.
 
     Args:
-        tokens: the tokens that its weights have read in pre-training; 0 for random weights.
+        tokens: the tokens that its weights have read in pre-training; 0 for random weights,
+            infinite for those of unknown origin.
         lora: the low-rank changes that are trained; None for all weights.
     """
     rate = min(BASE_RATE * BASE_WIDTH / encoder.width, HIGHEST_RATE)
@@ -457,13 +455,13 @@ def choose_automatic(
     settings: FinetuneConfig,
     encoder: EncoderConfig,
     data: LabelledData,
-    tokens: float = UNKNOWN,
+    tokens: float = math.inf,
     static: bool = False,
 ) -> tuple[FinetuneConfig, list[Finding]]:
     """Return the settings with numbers for `auto`, and notes of what was chosen.
 
     Args:
-        tokens: the tokens that the weights have read in pre-training; 0 for random weights.
+        tokens: as for `default_rate`.
         static: whether the model is a table of vectors.
     """
     training, notes = settings.training, []
