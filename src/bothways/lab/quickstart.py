@@ -61,7 +61,7 @@ from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.hub.model_folder import save_model
-from bothways.lab.bench.race import Workload, make_batch, ours
+from bothways.lab.bench.race import Workload, build_update, make_batch
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLMNextSentence
@@ -272,7 +272,8 @@ def measure_speed(shape: Shape, vocabulary: int) -> float:
     """Measure the tokens per second of pre-training updates."""
     device, length = devices.choose_device(), 64
     load = Workload("", shape.encoder(vocabulary), BATCH // length, length)
-    update = ours(load, make_batch(load), "bf16" if devices.has_bf16(device) else "fp32", device)
+    precision: devices.Precision = "bf16" if devices.has_bf16(device) else "fp32"
+    update = build_update(load, make_batch(load), precision, device)
     update()
     devices.wait(device)
     start, updates = time.perf_counter(), 0

@@ -104,7 +104,7 @@ def make_batch(work: Workload) -> Batch:
     return pack([objective.prepare(sequence, vocabulary, rng) for sequence in sequences])
 
 
-def ours(
+def build_update(
     work: Workload,
     batch: Batch,
     precision: Precision,
@@ -127,7 +127,7 @@ def ours(
     return update
 
 
-def transformers(
+def build_transformers_update(
     work: Workload, batch: Batch, precision: Precision, device: torch.device, compiled: bool = False
 ) -> Callable[[], None]:
     """Return a function that makes one update of BertForPreTraining, written as documented there.
@@ -177,12 +177,12 @@ def _padded(batch: Batch) -> dict[str, Any]:
 
 Contender = Callable[[Workload, Batch, Precision, torch.device], Callable[[], None]]
 CONTENDERS: Mapping[str, Contender] = {
-    "bothways": ours,
-    "transformers": transformers,
+    "bothways": build_update,
+    "transformers": build_transformers_update,
     "bothways compiled": partial(
-        ours, training=dataclasses.replace(DEFAULT_TRAINING, compiled=True)
+        build_update, training=dataclasses.replace(DEFAULT_TRAINING, compiled=True)
     ),
-    "transformers compiled": partial(transformers, compiled=True),
+    "transformers compiled": partial(build_transformers_update, compiled=True),
 }
 
 
@@ -326,7 +326,7 @@ def measure(work: Workload, rounds: int, device: torch.device) -> TableSection:
 
 def hardware(device: torch.device) -> str:
     """Describe the machine and the library versions."""
-    import transformers as peer
+    import transformers
 
-    kernels, version = library.describe_kernels(), peer.__version__
+    kernels, version = library.describe_kernels(), transformers.__version__
     return f"{describe_device(device)}, {kernels}, transformers {version}"
