@@ -55,11 +55,11 @@ def with_vector_head(model: Model, folder: Path | None) -> Model:
         ResourceError: scikit-learn is not installed.
     """
     require("report", "few-shot training", "sklearn")
-    positions, one = model.config.max_positions, False
+    positions, is_token = model.config.max_positions, False
     program = None if folder is None else read_program_config(folder, positions)
     if isinstance(program, SentenceEncoderConfig):
-        one = program.pooling == ("lasttoken" if model.config.is_causal else "cls")
-    source = FromVector("first" if one else "mean")
+        is_token = program.pooling == ("lasttoken" if model.config.is_causal else "cls")
+    source = FromVector("first" if is_token else "mean")
     readout = dataclasses.replace(model.config.readout, labels=source)
     heads = [head for head in model.specification if isinstance(head, LabelHead)]
     result = Model(dataclasses.replace(model.config, readout=readout), heads, model.encoder)

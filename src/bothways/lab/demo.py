@@ -141,7 +141,7 @@ class Grammar:
     """Words and a random generator; each file has its own, and is equal on every machine."""
 
     def __init__(self, file: str, *words: Words) -> None:
-        self.words = {symbol: listed for each in words for symbol, listed in each.items()}
+        self.words = {symbol: choices for table in words for symbol, choices in table.items()}
         self.rng = random.Random(file)
 
     def choose(self, symbol: str) -> str:
@@ -197,10 +197,10 @@ def _people(file: str, count: int) -> Iterator[tuple[str, list[Row]]]:
         text = " ".join(sentence.format(**facts) for sentence, _, _ in BIOGRAPHY)
         questions = [(question, facts.get(symbol)) for _, question, symbol in BIOGRAPHY]
         yield text, [
-            {"id": f"{file}-{number}-{place}", "question": question.format(**facts),
+            {"id": f"{file}-{number}-{index}", "question": question.format(**facts),
              "answers": [{"text": answer, "answer_start": text.index(answer)}] if answer else [],
              "is_impossible": not answer}
-            for place, (question, answer) in enumerate(questions)
+            for index, (question, answer) in enumerate(questions)
         ]  # fmt: skip
 
 
@@ -209,13 +209,13 @@ def _scores(file: str, count: int) -> list[Row]:
     grammar, rows = Grammar(file, SCENES), list[Row]()
     while len(rows) < count:
         scene = {symbol: grammar.choose(symbol) for symbol in SCENES}
-        kept = grammar.rng.randrange(4)
-        other = {symbol: scene[symbol] if place < kept else grammar.choose(symbol)
-                 for place, symbol in enumerate(SCENES)}  # fmt: skip
+        shared = grammar.rng.randrange(4)
+        other = {symbol: scene[symbol] if index < shared else grammar.choose(symbol)
+                 for index, symbol in enumerate(SCENES)}  # fmt: skip
         equal = sum(scene[symbol] == other[symbol] for symbol in SCENES)
-        one, two = "The {who} {does} {where}.", "{where}, a {who} {does}."
-        second = two.format(**other)
-        rows.append({"sentence1": one.format(**scene), "sentence2": second[0].upper() + second[1:],
+        first = "The {who} {does} {where}.".format(**scene)
+        second = "{where}, a {who} {does}.".format(**other)
+        rows.append({"sentence1": first, "sentence2": second[0].upper() + second[1:],
                      "score": (0, 1.5, 3.5, 5)[equal]})  # fmt: skip
     return rows
 
@@ -223,10 +223,10 @@ def _scores(file: str, count: int) -> list[Row]:
 def _choices(file: str, count: int) -> list[Row]:
     grammar, rows = Grammar(file, PEOPLE, ERRANDS), list[Row]()
     for _ in range(count):
-        places = grammar.rng.sample(list(ERRANDS), 4)
+        goals = grammar.rng.sample(list(ERRANDS), 4)
         label = grammar.rng.randrange(4)
-        context = grammar.say(f"{{first}} goes to the {places[label]} and")
-        endings = {f"ending{n}": f"{grammar.choose(place)}." for n, place in enumerate(places)}
+        context = grammar.say(f"{{first}} goes to the {goals[label]} and")
+        endings = {f"ending{n}": f"{grammar.choose(goal)}." for n, goal in enumerate(goals)}
         rows.append({"context": context, **endings, "label": label})
     return rows
 
@@ -242,12 +242,12 @@ def _ranked(file: str, count: int) -> list[Row]:
     """
     grammar, rows = Grammar(file), list[Row]()
     while len(rows) < count:
-        animal, *others = grammar.rng.sample(list(FACTS), 3)
+        animal, *wrong = grammar.rng.sample(list(FACTS), 3)
         kind, other = grammar.rng.sample(range(4), 2)
         if ((list(FACTS).index(animal) + kind) % 4 == 0) != (file == "dev"):
             continue
         answer = _fact(animal, kind)
-        documents = [answer, _fact(animal, other), *(_fact(each, kind) for each in others)]
+        documents = [answer, _fact(animal, other), *(_fact(name, kind) for name in wrong)]
         grammar.rng.shuffle(documents)
         rows.append({"query": QUESTIONS[kind].format(animal), "documents": documents,
                      "labels": [int(document == answer) for document in documents]})  # fmt: skip

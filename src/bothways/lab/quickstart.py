@@ -396,9 +396,9 @@ def masked_words(result: QuickstartResult) -> s.ExampleSection:
     cases = list[tuple[TextExample, re.Match[str]]]()
     mask, vocabulary = tokenizer.token(tokenizer.specials.mask), tokenizer.backend.get_vocab()
     for example in data.dev_examples:
-        found = [match for match in _WORD.finditer(example.text) if match[0] in vocabulary]
-        if example.label == AS_WRITTEN and found:
-            cases.append((example, found[draws.integers(len(found))]))
+        words = [match for match in _WORD.finditer(example.text) if match[0] in vocabulary]
+        if example.label == AS_WRITTEN and words:
+            cases.append((example, words[draws.integers(len(words))]))
     task_model = MaskFillingTask(top=3).bind(model, tokenizer, (), model.config.max_positions)
     texts = [f"{e.text[: m.start()]}{mask}{e.text[m.end() :]}" for e, m in cases]
     counts = Counter(match[0] for _, match in cases)

@@ -426,5 +426,5 @@ def _cells(task: GlueTask, source: str) -> Iterator[tuple[str, dict[str, str | N
         if line:
             texts = dict(enumerate(line.split("\t")))
             # An index below 0 is from the end.
-            places = {role: at + len(texts) * (at < 0) for role, at in indices.items()}
-            yield f"{source}:{number}", {role: texts.get(at) for role, at in places.items()}
+            positions = {role: at + len(texts) * (at < 0) for role, at in indices.items()}
+            yield f"{source}:{number}", {role: texts.get(at) for role, at in positions.items()}

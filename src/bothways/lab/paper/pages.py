@@ -236,10 +236,9 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
     seeds = request.seeds or SCALES[request.scale].seeds
     limit = request.limit or SCALES[request.scale].limit
     count = "all" if limit is None else f"at most {limit:,}"
-    again = request.pretraining_seeds
     lead = (
         f"{len(rows)} of {len(request.plan.cells)} rows, each with "
-        f"{quantity(again, 'pre-training run(s)')} of {base.training.until} "
+        f"{quantity(request.pretraining_seeds, 'pre-training run(s)')} of {base.training.until} "
         f"on {', '.join(request.text)}; fine-tuned with {quantity(seeds, 'seed(s)')} on {count} "
         "examples."
     )
@@ -251,7 +250,7 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
         *(f"{cell.title}: {cell.note}." for cell in request.chosen if cell.note),
         "Intervals are over the seeds of pre-training: of each model the mean of its fine-tuning "
         "runs counts once."
-        if again > 1
+        if request.pretraining_seeds > 1
         else "Intervals are over the seeds of fine-tuning. Each row is one pre-training run: "
         "another seed of pre-training moved the GLUE average of an ELECTRA-small by 0.57 points "
         "(the standard deviation of 14 runs, in the README of electra_pytorch); "

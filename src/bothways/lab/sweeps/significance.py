@@ -150,10 +150,10 @@ def compare_runs(
         progress.message(f"note: {source}: {counts} left out, with nothing to grade")
     _check_number(int(graded.sum()), source)
     left, right = (runs[:, graded] for runs in grades)
-    one, other = (
+    base, changed = (
         Side(name, tuple(runs.mean(1).tolist())) for name, runs in ((a, left), (b, right))
     )
-    return contrast(one, other, left.mean(0), right.mean(0))
+    return contrast(base, changed, left.mean(0), right.mean(0))
 
 
 def default_task(folder: str) -> str:
