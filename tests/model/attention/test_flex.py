@@ -8,6 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attention_formulas import sparse_formula
 from bothways.core.batch import Batch, Layout
@@ -100,6 +102,22 @@ def test_every_block_is_read_in_which_somebody_sees_somebody(lengths, radius, sh
             assert not (wanted & ~read).any()
             # A block between two sequences may be read for nothing.
             assert read.sum() <= 2 * wanted.sum() + len(lengths)
+
+
+def test_many_global_tokens_take_no_block_of_pairs_each():
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            largest = max(largest, *(x.numel() for x in tree_leaves(result)), 0)
+            return result
+
+    layout = Layout.of([128] * 40)
+    with Sizes():
+        FlexWindow(layout, 5, layout.positions < 20)
+    assert largest <= layout.tokens * 40  # blocks; not 800 global tokens · 40²
 
 
 @pytest.mark.slow

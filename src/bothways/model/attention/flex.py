@@ -56,7 +56,9 @@ class FlexWindow:
             numbers <= ends[global_tokens, None] // BLOCK
         )
         is_in_block = (global_tokens // BLOCK)[:, None] == numbers
-        needed |= (sees[:, :, None] & is_in_block[:, None]).any(0)  # (globals, queries, keys) → any
+        # Whether any global token is seen from one block and lies in another, as a product: an
+        # array of (globals, queries, keys) would take gigabytes for a large batch.
+        needed |= sees.mT.float() @ is_in_block.float() > 0
         self.near = _block_mask(
             needed,
             lambda _, head, q, k: (
