@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
-from bothways.model.kernels import library
+from bothways.model.kernels import abi, library
 from bothways.model.kernels.library import ALL_FEATURES, Feature
 from bothways.text.tokenizer import Tokenizer
 from toy_animals import WORDS, document
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, action)
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if os.environ.get("BOTHWAYS_EXPECT_KERNELS") == "1" and not library.is_loaded():
+    if os.environ.get("BOTHWAYS_EXPECT_KERNELS") == "1" and abi.load().library is None:
         raise pytest.UsageError(f"BOTHWAYS_EXPECT_KERNELS=1, but {library.describe_kernels()}")
 
 

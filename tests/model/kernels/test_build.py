@@ -60,7 +60,7 @@ exec {GCC} "$@"
     return script
 
 
-@pytest.mark.skipif(GCC is None or not library.is_loaded(), reason="there are no kernels here")
+@pytest.mark.skipif(GCC is None or abi.load().library is None, reason="there are no kernels here")
 @pytest.mark.parametrize(
     ("unknown", "missing"),
     [
@@ -98,7 +98,7 @@ def test_without_a_compiler_the_error_says_so_and_nothing_is_written(
 
 
 CPU, TESTS = torch.device("cpu"), Path(__file__).parents[2]
-loaded = pytest.mark.skipif(not library.is_loaded(), reason="nothing is compiled here")
+loaded = pytest.mark.skipif(abi.load().library is None, reason="nothing is compiled here")
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_on_other_systems_no_compiler_is_advised(system, machine, reload, tmp_pa
 def test_a_file_that_is_no_library_is_refused(reload, tmp_path):
     (tmp_path / "bad.so").write_bytes(b"not a library")
     reload.setattr(abi, "FILE", tmp_path / "bad.so")
-    assert not library.is_loaded()
+    assert abi.load().library is None
     assert "not loadable" in library.describe_kernels()
 
 
@@ -159,7 +159,7 @@ def test_a_library_of_another_version_is_refused(change, reload):
         reload.setattr(abi, "VERSION", abi.VERSION + 1)
     else:
         reload.setattr(abi, "STRUCTS", (abi.DropoutStruct, Longer, *abi.STRUCTS[2:]))
-    assert not library.is_loaded()
+    assert abi.load().library is None
     assert "of another version of bothways" in library.describe_kernels()
 
 

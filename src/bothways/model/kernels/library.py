@@ -51,11 +51,6 @@ _NAMES = {
 }
 
 
-def is_loaded() -> bool:
-    """Return True if there are compiled kernels, whether or not this processor can run them."""
-    return abi.load().library is not None
-
-
 @functools.cache
 def available() -> Feature:
     """Return the CPU features that the compiled kernels can use; none if they are not loaded.
