@@ -14,7 +14,6 @@ from typing import ClassVar, Literal, get_args
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from typing_extensions import assert_never
 
 from bothways.core.batch import Layout
 from bothways.core.config.values import require_at_least, require_range
@@ -61,15 +60,13 @@ class MaskedOutput(nn.Module):
     ) -> Float[Tensor, "targets vocab"]:
         """Return logits for vectors at masked positions, given the encoder's token embedding."""
         weight = embedding if self.output is None else self.output.weight
-        return on_round_rows(
-            lambda rows: nn.functional.linear(self._transformed(rows), weight, self.bias), x
-        )
 
-    def _transformed(self, x: Float[Tensor, "targets width"]) -> Float[Tensor, "targets embedded"]:
-        if self.activation is None:
-            return x
-        result: Tensor = self.norm(activate(self.activation, self.dense(x)))
-        return result
+        def compute(rows: Tensor) -> Tensor:
+            if self.activation is not None:
+                rows = self.norm(activate(self.activation, self.dense(rows)))
+            return nn.functional.linear(rows, weight, self.bias)
+
+        return on_round_rows(compute, x)
 
 
 class Pooler(nn.Module):
@@ -155,14 +152,9 @@ class OwnOutput(nn.Module):
         self, x: Float[Tensor, "tokens width"], layout: Layout
     ) -> Float[Tensor, "sequences width"]:
         """Return the vector that the head reads of each sequence."""
-        match self.reads:
-            case "first":
-                return x[pooled_tokens(layout, self.causal)]
-            case "mean" | "late":
-                x = on_round_rows(self._hidden, x) if self.reads == "late" else x
-                return _means(x, layout)
-            case _:
-                assert_never(self.reads)
+        if self.reads == "first":
+            return x[pooled_tokens(layout, self.causal)]
+        return _means(on_round_rows(self._hidden, x) if self.reads == "late" else x, layout)
 
 
 class DeepOutput(nn.Module):
