@@ -61,7 +61,6 @@ class CausalLM(Objective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> CausalLMModule:
-        """Return the module to train."""
         return CausalLMModule(models["model"], self.z_loss)
 
 
@@ -81,7 +80,6 @@ class CausalLMModule(TrainingModule):
         self.coefficients = {"z": z_loss} if z_loss else {}
 
     def saved(self) -> Mapping[str, Model]:
-        """Return the model."""
         return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:

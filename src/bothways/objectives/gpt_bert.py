@@ -80,7 +80,6 @@ class GPTBERT(MaskedObjective):
         return dataclasses.replace(masked, targets={**masked.targets, "next": none})
 
     def training_module(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> GPTBERTModule:
-        """Return the module to train."""
         return GPTBERTModule(models["model"], self.causal, self.z_loss)
 
     @property

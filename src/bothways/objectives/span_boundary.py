@@ -86,7 +86,6 @@ class MaskedLMSpanBoundary(MaskedObjective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> SpanBoundaryModule:
-        """Return the module to train."""
         return SpanBoundaryModule(models["model"], self.boundary, self.z_loss)
 
 
