@@ -560,6 +560,8 @@ class _RelationDivergence(torch.autograd.Function):
                     p = log_p.exp()
                     total += (torch.linalg.vecdot(p, log_p.sub_(log_q)) * w[at]).sum()
                     if needed:
+                        # dKL/dS = q − p, and S = scale · A Aᵀ: rows of A are queries and keys, and
+                        # as queries have the gradient dS A, as keys dSᵀ A.
                         slope = log_q.exp_().sub_(p).mul_(w[at, :, None] * scale)
                         grads[0][at], grads[1][at] = slope @ a[at], slope.mT @ a[at]
                 for pieces, gradient in zip(gradients, grads, strict=True):

@@ -335,6 +335,7 @@ class ReplacedTokensModule(TrainingModule):
             hidden = self.model.encoder(changed)
         judged = torch.as_tensor(replacements.judged)
         scores = self.model.heads["replaced"](hidden.last, batch.layout)[judged]
+        # A token that was not masked is original; of a masked one the draw decides.
         differs = torch.zeros_like(batch.ids, dtype=torch.bool)
         labels = differs.index_copy(0, index, drawn != originals)[judged]
         detection = binary_cross_entropy(scores[:, None], labels[:, None].to(scores.dtype))

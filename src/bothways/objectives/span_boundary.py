@@ -91,6 +91,7 @@ class MaskedLMSpanBoundary(MaskedObjective):
 
 def _boundaries(sequence: Sequence, hidden: Chosen) -> BoundaryTargets:
     """Return the targets of all chosen tokens whose span has a token on both sides."""
+    # The tokens of a span are neighbours, so it is [first, first + size); spans ascend.
     _, begins, sizes = np.unique(hidden.unit, return_index=True, return_counts=True)
     start = np.repeat(hidden.positions[begins], sizes)
     stop = np.repeat(hidden.positions[begins] + sizes, sizes)
