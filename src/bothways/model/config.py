@@ -367,8 +367,8 @@ class EncoderConfig:
             "global tokens": self.has_global_attention,
             "blocks": any(isinstance(pattern, Blocks) for pattern in self.patterns),
         }
-        if found := [name for name, present in reasons.items() if present]:
-            message = f"an encoder with {' and '.join(found)} cannot read from left to right"
+        if parts := [name for name, present in reasons.items() if present]:
+            message = f"an encoder with {' and '.join(parts)} cannot read from left to right"
             fix = "Choose a shape with full attention, such as bert-mini."
             raise ConfigError(message, where=where, fix=fix)
 

@@ -391,9 +391,9 @@ class Model(nn.Module):
     ) -> Float[Tensor, "asked width"]:
         """Return the vectors from which the masked LM head predicts these tokens; None for all.
 
-        Of an encoded batch, for whose `masked_sources` the encoder must have been asked, these are
-        the last vectors or, with an enhanced mask decoder, its output. The decoder's first queries
-        are the last block's input plus absolute positions.
+        The batch is encoded, at least for their `masked_sources`. The vectors are the last ones or,
+        with an enhanced mask decoder, its output: its first queries are the last block's input plus
+        absolute positions.
         """
         if index is None and self.config.readout.shifted:
             index = torch.arange(batch.layout.tokens, device=hidden.last.device)

@@ -340,8 +340,8 @@ class Distillation(Objective):
         kinds = {head.kind for head in heads_of(config, weights.shapes)} if soft else set()
         if soft and "masked" not in kinds:
             message = f"{self.teacher} has no masked LM head, which soft targets are read from"
-            others = setting("objective.losses", '["relations"]')
-            losses = f"{argument(recipe='minilm')} of distil, or {others}"
+            relation_loss = setting("objective.losses", '["relations"]')
+            losses = f"{argument(recipe='minilm')} of distil, or {relation_loss}"
             fix = f"Choose another teacher, or losses without it: {losses}"
             raise ConfigError(message, where="objective.teacher", fix=fix)
         teacher = config.encoder

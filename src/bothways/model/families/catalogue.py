@@ -75,11 +75,10 @@ def nearest_family(config: EncoderConfig) -> tuple[str, list[str]]:
 
     The differences are the family's settings as lines of TOML, such as "pad = 1".
     """
-    found = {family.model_type: family.config_rules.nearest(config) for family in FAMILIES}
     differences = {
-        model_type: config_difference(nearest.canonical, config.canonical)
-        for model_type, nearest in found.items()
-        if nearest is not None
+        family.model_type: config_difference(nearest.canonical, config.canonical)
+        for family in FAMILIES
+        if (nearest := family.config_rules.nearest(config)) is not None
     }
     return min(differences.items(), key=lambda item: len(item[1]))
 
