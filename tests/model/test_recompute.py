@@ -75,7 +75,7 @@ KINDS = first_of(
 def test_losses_gradients_and_draws_are_bit_equal(config):
     model, batch = Model(config, (token_head(config),)).train(), batch_for(config)
     only = torch.tensor([0, 80, 99])
-    weights = torch.randn(3, model.encoder.width)
+    weights = torch.randn(3, config.width)
 
     def weighted(model: Model, asked: Tensor | None) -> Tensor:
         return (model.encoder(batch, only=asked).last[only] * weights).sum()

@@ -69,7 +69,6 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.width = config.width
         self.recompute = False
         self.embedding = Embedding(config)
         position = config.position if isinstance(config.position, Disentangled) else None

@@ -135,7 +135,7 @@ class PreparedEncoder(Encoder):
 
     def __init__(self, encoder: Encoder, pack: PackLayer) -> None:
         nn.Module.__init__(self)
-        self.config, self.width, self.recompute = encoder.config, encoder.width, False
+        self.config, self.recompute = encoder.config, False
         self.embedding, self.relative = encoder.embedding, encoder.relative
         self.convolution, self.norm = encoder.convolution, encoder.norm
         decodes = isinstance(self.config.position, Disentangled)
