@@ -224,6 +224,10 @@ VOCABULARY = "\n".join([*toy_text.BERT_NAMES, "a"])
 OTHER_UNKNOWN = {"type": "WordPiece", "unk_token": "<oov>", "continuing_subword_prefix": "##"} | {
     "max_input_chars_per_word": 100, "vocab": {token: id for id, token in enumerate(TOKENS)}
 }  # fmt: skip
+REPEATED = OTHER_UNKNOWN | {
+    "unk_token": "[UNK]",
+    "vocab": {**OTHER_UNKNOWN["vocab"], "b": 7, "a": 7},
+}
 NO_UNKNOWN = {
     "type": "Unigram",
     "unk_id": None,
@@ -238,6 +242,7 @@ NO_UNKNOWN = {
     ({"vocab.txt": "\n".join([*toy_text.BERT_NAMES[:4], "a"])}, r"lacks special tokens: \[MASK\] or <mask>"),
     ({"tokenizer.json": '{"a": 1}'}, "is not a tokenizer that tokenizers"),
     ({"tokenizer.json": {"model": OTHER_UNKNOWN}}, "unknown token '<oov>' is not in its vocabulary"),
+    ({"tokenizer.json": {"model": REPEATED}}, "the id 7 to several tokens: a, b"),
     ({"tokenizer.json": {"model": NO_UNKNOWN}}, "`unk_id` is missing"),
     ({"vocab.txt": VOCABULARY, CONFIG: '{\n"do_lower_case": tru}'}, f"{CONFIG}: is not JSON: .* at line 2"),
     ({"vocab.txt": VOCABULARY, CONFIG: "[1]"}, "holds a JSON list, not an object"),

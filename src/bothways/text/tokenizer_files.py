@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import operator
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,7 @@ from tokenizers import models
 from bothways.core.config.values import is_integer
 from bothways.core.errors import TokenizerError, call
 from bothways.core.files import read_regular, read_utf8
+from bothways.core.terminal import listed
 from bothways.text import tokenizer_classes as classes
 from bothways.text.protobuf import Fixed, fields
 from bothways.text.template import AGAIN, foreign
@@ -77,9 +79,10 @@ def load_backend(
         Japanese words, if there is one.
 
     Raises:
-        TokenizerError: a file is missing or not a tokenizer, special tokens are missing, the folder
-            names a class that is not supported or that contradicts its files, or an added token
-            gets another id than the file lists, or is the same text as another one.
+        TokenizerError: a file is missing or not a tokenizer, special tokens are missing, several
+            tokens have one id, the folder names a class that is not supported or that contradicts
+            its files, or an added token gets another id than the file lists, or is the same text as
+            another one.
         ResourceError: a file cannot be read.
     """
     if not path.exists():
@@ -109,6 +112,11 @@ def load_backend(
         largest = max(vocabulary.values(), default=-1)
         if largest >= len(vocabulary) + _MAX_GAPS:
             message = f"has ids up to {largest:,} for {len(vocabulary):,} tokens"
+            raise TokenizerError(message, where=file, fix=AGAIN)
+        ids = Counter(backend.get_vocab(with_added_tokens=False).values())
+        if repeated := [id for id, count in ids.items() if count > 1]:
+            tokens = sorted(token for token, id in vocabulary.items() if id == min(repeated))
+            message = f"gives the id {min(repeated)} to several tokens: {listed(tokens, 3)}"
             raise TokenizerError(message, where=file, fix=AGAIN)
         # A few kilobytes fill the memory by a normaliser that multiplies the text.
         for step in classes.steps_of(classes.part_spec(backend.normalizer)):
