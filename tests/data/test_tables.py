@@ -21,7 +21,7 @@ from hypothesis import given, strategies as st
 from pyarrow import parquet
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.data.tables import Table, class_names, is_header, open_table
+from bothways.data.tables import Table, is_header, open_table
 from bothways.data.text_io import BytesRead, read_lines
 from fake_hub import fake_hub
 
@@ -189,14 +189,6 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path, monkeypatch):
         (None, None, "hub:owner/name:cola:validation:row 4"),
     ]
     assert asked == [(("owner/name", "cola"), {"split": "validation", "streaming": True})]
-
-
-def test_lists_of_classes_have_their_names():
-    import datasets
-
-    label = datasets.ClassLabel(names=["no", "yes"])
-    features = {"label": label, "tags": datasets.Sequence(label)}
-    assert class_names(features) == {name: ["no", "yes"] for name in features}
 
 
 def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path, caplog):
@@ -486,7 +478,5 @@ def test_files_that_were_joined_are_noticed(tmp_path):
     with pytest.raises(DataError) as caught:
         values(open_table(str(tmp_path / "twice.csv")))
     assert str(caught.value.where).endswith(":3")
-    (tmp_path / "mark.txt").write_text("one\n\ufefftwo\n", encoding="utf8")
-    assert [row["text"] for row in values(open_table(str(tmp_path / "mark.txt")))] == ["one", "two"]
     (tmp_path / "column.txt").write_text("text\none\ntext\n")  # a text may be like the header
     assert len(values(open_table(str(tmp_path / "column.txt")))) == 3

@@ -143,11 +143,6 @@ def test_a_missing_setting_whose_default_contradicts_the_file_is_refused(
     assert caught.value.where == tmp_path / "tokenizer_config.json"
 
 
-def test_a_setting_must_be_true_or_false(tmp_path):
-    with pytest.raises(TokenizerError, match=r"tokenizer_config.json: 'do_lower_case' is 'yes'"):
-        Tokenizer.load(saved(tmp_path, word_piece(), "bert", do_lower_case="yes"))
-
-
 def change(path: list[str], value: Any) -> Callable[[dict[str, Any]], None]:
     def apply(spec: dict[str, Any]) -> None:
         for key in path[:-1]:
@@ -191,21 +186,6 @@ def test_a_hostile_tokenizer_is_refused_without_much_memory(tmp_path, spoil, mes
     with pytest.raises(BothwaysError, match=message):
         Tokenizer.load(tmp_path / "b")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10**6  # kilobytes
-
-
-def test_padding_of_a_file_is_never_applied(tmp_path):
-    tokenizer = Tokenizer.load(write_vocabulary(tmp_path / "a"))
-    tokenizer.save(tmp_path / "b")
-    spec = json.loads((tmp_path / "b" / "tokenizer.json").read_text())
-    spec["padding"] = {
-        "strategy": {"Fixed": 10**7}, "direction": "Right", "pad_to_multiple_of": None,
-        "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]",
-    }  # fmt: skip
-    (tmp_path / "b" / "tokenizer.json").write_text(json.dumps(spec))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    loaded = Tokenizer.load(tmp_path / "b")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10**5  # kilobytes
-    assert loaded.backend.encode("a").ids == tokenizer.backend.encode("a").ids
 
 
 @pytest.mark.parametrize("content", [
