@@ -306,6 +306,17 @@ def test_rows_of_words_are_joined_in_order(tmp_path):
     assert [example.text for example in examples] == ["Anna sings.", "In Oslo."]
 
 
+@pytest.mark.parametrize("name", ["Sentence", "sent_id", "sentence #"])
+def test_a_column_of_numbers_may_have_the_name_of_a_text(tmp_path, name):
+    path, rows = tmp_path / "a.csv", [(1, "Anna", "B-PER"), (1, "sings", "O"), (2, "Oslo", "O")]
+    table = [dict(zip((name, "Word", "Tag"), row, strict=True)) for row in rows]
+    lines = "".join(",".join(map(str, row.values())) + "\n" for row in table)
+    from_file = read_file(path, f"{name},Word,Tag\n{lines}", TaggingTask())
+    in_memory = read_rows(table, TaggingTask(), "train").examples
+    for examples in (from_file, in_memory):
+        assert [e.words for e in examples] == [("Anna", "sings"), ("Oslo",)]
+
+
 def test_a_named_column_of_sentences(tmp_path):
     text = "tweet,word,tag\nx,Anna,B-PER\nx,sings,O\ny,Oslo,B-LOC\n"
     columns = TagColumns(sentence="tweet")

@@ -98,8 +98,11 @@ def choose_tag_columns(
             if not isinstance(value := tables.plain_value(row[name]), list | tuple)
             or not any(isinstance(item, Mapping) for item in value)
         ]
-        # Words win over the text that they come from, unless there are no tags for them.
-        if labelled is not False and usual_columns(TEXTS, names) and not usual_columns(TAGS, names):
+        # Words win over the text that they come from, unless there are no tags for them. Rows with
+        # a word each have been joined to lists: "sentence" is the number of a sentence there.
+        joined = any(isinstance(row[name], list) for name in usual_columns(WORD, names))
+        tagged = labelled is False or joined or usual_columns(TAGS, names)
+        if not tagged and usual_columns(TEXTS, names):
             words = []
         text = guess_column(_TEXT, words[:1] or TEXTS, names, where)
     remaining, spans = [name for name in names if name != text], list[str]()
