@@ -54,6 +54,9 @@ def write_columns(path: Path, *names: str) -> str:
         (("review", "sentiment"), "review", None, "sentiment"),
         (("subject", "body", "topic"), "body", None, "topic"),
         (("text", "comment", "label", "topic"), "text", None, "label"),
+        (("Text", "Label"), "Text", None, "Label"),
+        (("Sentence", "Text", "text", "Label"), "text", None, "Label"),
+        (("Premise", "Hypothesis", "LABEL"), "Premise", "Hypothesis", "LABEL"),
     ],
 )
 def test_columns_are_guessed_where_that_is_clear(tmp_path, names, text, text_b, label):

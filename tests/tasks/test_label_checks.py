@@ -3,8 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -234,10 +232,6 @@ def test_labels_that_look_alike_are_named(pair):
 ROWS = "a good film\tpos\na bad play\tneg\n" * 4
 
 
-def rows_of(file: Path) -> list[Any]:
-    return list(ClassificationTask().read(str(file)).examples)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -250,18 +244,7 @@ def rows_of(file: Path) -> list[Any]:
 def test_a_file_that_is_no_table_of_texts_is_refused(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        rows_of(tmp_path / name)
-
-
-def test_columns_are_guessed_in_any_case_and_exactly_first(tmp_path):
-    for rows, expected in (
-        ("Text\tLabel\nx\tpos\n", ("x", None, "pos")),
-        ("Sentence\tText\ttext\tLabel\nx\ty\tz\tpos\n", ("z", None, "pos")),
-        ("Premise\tHypothesis\tLABEL\nx\ty\tpos\n", ("x", "y", "pos")),
-    ):
-        (tmp_path / "a.tsv").write_text(rows)
-        (example,) = rows_of(tmp_path / "a.tsv")
-        assert (example.text, example.text_b, example.label) == expected
+        list(ClassificationTask().read(str(tmp_path / name)).examples)
 
 
 def test_a_score_whose_square_overflows_is_refused():

@@ -412,7 +412,7 @@ class Task(Generic[E, P]):
         return self.kind
 
 
-Scale = Literal["classes", "labels", "number", "choices", "span"]
+ScoreKind = Literal["classes", "labels", "number", "choices", "span"]
 """The meaning of a model's scores: a row of classes, a row of labels that each apply or not, a
 number, one score for each choice, and scores of tokens as the start and the end of an answer."""
 
@@ -434,7 +434,7 @@ class TaskModel(TrainingModule, Generic[E, P]):
         ConfigError: the length is out of the model's range.
     """
 
-    scale: ClassVar[Scale | None] = None
+    scale: ClassVar[ScoreKind | None] = None
     loss_name: ClassVar[str] = "label"
 
     def __init__(

@@ -50,7 +50,7 @@ def task_kind(name: str) -> str:
         ConfigError: no task has this name.
     """
     plain = _plain(name)
-    kind = name if name in ALL_TASKS else ALIASES.get(plain, plain)
+    kind = ALIASES.get(plain, plain)
     if kind not in ALL_TASKS:
         near = did_you_mean(plain, [*ALL_TASKS, *ALIASES])
         fix = f"The tasks are {', '.join(ALL_TASKS)}."
@@ -60,7 +60,7 @@ def task_kind(name: str) -> str:
 
 def is_task(name: str) -> bool:
     """Return True if a task has this name or alias."""
-    return name in ALL_TASKS or _plain(name) in {*ALL_TASKS, *ALIASES}
+    return _plain(name) in {*ALL_TASKS, *ALIASES}
 
 
 def _plain(name: str) -> str:

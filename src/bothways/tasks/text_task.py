@@ -447,7 +447,7 @@ class NumberModel(base.TaskModel[E, P]):
     The head "labels" of the model has one output. Subclasses define `losses`.
     """
 
-    scale: ClassVar[base.Scale | None] = "number"
+    scale: ClassVar[base.ScoreKind | None] = "number"
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of texts with a label; the windows of a text count as one."""
