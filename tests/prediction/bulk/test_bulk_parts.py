@@ -194,6 +194,12 @@ def test_an_interrupted_run_continues_where_it_stopped(begun, tmp_path, at):
     assert predict_files(asked, out).again == 10
 
 
+def test_threads_of_the_calling_program_stay(model, tmp_path):
+    before = torch.get_num_threads()
+    predict_files(request(model, tmp_path), tmp_path / "out", threads=before + 1)
+    assert torch.get_num_threads() == before
+
+
 def test_only_what_changed_is_computed_again(model, tmp_path):
     asked, out = request(model, tmp_path), tmp_path / "out"
     predict_files(asked, out)

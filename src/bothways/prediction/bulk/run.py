@@ -37,6 +37,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from bothways.core import files
 from bothways.core.config import reader as configs
@@ -182,7 +183,12 @@ def _predict_parts(
     if processes > 1:
         threads = threads or max(1, usable_cores() // processes)
     predict = parts.PartWorker(request, threads, opened)
-    with lock_folder(out, begun=BEGUN, finished=FINISHED):
+    with (
+        lock_folder(out, begun=BEGUN, finished=FINISHED),
+        contextlib.ExitStack() as stack,
+    ):
+        # Those of a worker in this process are the calling program's again afterwards.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         run = _BulkRun(out, request, task, progress)
         run.begin()
         known = [size for size in run.sizes if size is not None]
