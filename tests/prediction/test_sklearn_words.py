@@ -141,6 +141,8 @@ def test_similarity_is_the_function_of_the_folder(embed, folder):
         config = {"similarity_fn_name": name}
         other.task_model.model.kept = {"config_sentence_transformers.json": config}
         assert other.similarity(TEXTS[0], TEXTS) == pytest.approx(expected, abs=1e-5)
+        with torch.device("meta"):  # another default device of the calling program
+            assert other.similarity(TEXTS[0], TEXTS) == pytest.approx(expected, abs=1e-5)
         pairs = other.similarity_pairwise([TEXTS[0]] * len(TEXTS), TEXTS)
         assert pairs == pytest.approx(expected[0], abs=1e-5)
         many = np.ones((400, 100))

@@ -519,7 +519,8 @@ class Predictor:
             # In numpy the differences would be an array `(first, second, width)`.
             power = 2.0 if self.similarity_name == "euclidean" else 1.0
             exact = "donot_use_mm_for_euclid_dist"
-            result = -torch.cdist(torch.tensor(a), torch.tensor(b), power, exact).numpy()
+            left, right = (torch.tensor(matrix, device="cpu") for matrix in (a, b))
+            result = -torch.cdist(left, right, power, exact).numpy()
         return result
 
     def similarity_pairwise(self, first: Any, second: Any) -> Float32[np.ndarray, " pairs"]:
