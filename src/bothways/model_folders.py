@@ -633,7 +633,7 @@ def export_model(  # noqa: PLR0913 – one option per question
     if int8 is None:
         fix = f"Add {argument(int8='LABELLED_DATA')}."
         message = "is for int8, which is not computed"
-        require_unset(message, fix, limit=limit, columns=columns or None)
+        require_unset(message, fix, limit=limit, **columns)
     is_named = int8 is None or isinstance(int8, str | Path)
     data = int8 if is_named else list(given_rows(int8, "int8"))  # read twice
 

@@ -612,7 +612,10 @@ def test_mistakes_with_an_index_in_memory(tmp_path, masked, monkeypatch):
     index = bothways.build_index(["the cat"], embed, progress=False)
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: bothways.build_index(["a"], embed, pooling="mean"), "pooling"),
+        (lambda: bothways.build_index(["a"], embed, precision="int8"), "precision"),
         (lambda: bothways.build_index(["a"], bothways.load(masked, "fill")), "model"),
+        (lambda: index.search("a", mode="bm25", model=embed), "model"),
+        (lambda: index.search("a", mode="bm25", exact=True), "exact"),
         (lambda: bothways.build_index(["a", 5], embed, progress=False), "text 2"),
         (lambda: index.search("a", model=bothways.load(masked, "fill")), "model"),
         (lambda: index.search("a", rerank=bothways.load(masked, "fill")), "rerank"),

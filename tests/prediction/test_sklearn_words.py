@@ -53,6 +53,9 @@ def test_a_classifier_has_arrays_of_labels_and_probabilities(predictors):
     assert classify.evaluate(frame, text="said", label="meant")["accuracy"] == 1.0
     with pytest.raises(ConfigError, match=r"^columns\.answer: unknown key"):
         classify.evaluate(frame, answer="meant")
+    reading = classify.read([{"text": TEXTS[0], "label": labels[0]}], labelled=True)
+    with pytest.raises(ConfigError, match=r"^columns: "):
+        classify.evaluate(reading, text="said")
 
 
 def test_answers_that_do_not_fit_are_refused(predictors):

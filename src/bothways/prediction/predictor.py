@@ -577,6 +577,9 @@ class Predictor:
             DataError: the data cannot be read, or a column is missing or cannot be guessed.
         """
         if isinstance(data, Reading):  # has its columns and answers
+            if columns is not None:
+                fix = "Leave them out."
+                raise ConfigError("are those of the reading", where="columns", fix=fix)
             return data
         if isinstance(data, str | Path):
             return self.task_model.task.read(str(data), columns, labelled=labelled)

@@ -397,6 +397,6 @@ def test_the_command(classifier, data, tmp_path, capsys):
     )]  # fmt: skip
     first, second = (numbers(json.loads(line)) for line in lines)
     assert first == pytest.approx(second, abs=1e-5)
-    for option, where in ("--limit=1", "limit"), ("--text=wording", "columns"):
+    for option, where in ("--limit=1", "limit"), ("--text=wording", "text"):
         with pytest.raises(ConfigError, match=f"^{where}: is for int8"):
             run("export", classifier, "--out", tmp_path / "other", option)

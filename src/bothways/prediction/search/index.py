@@ -341,6 +341,10 @@ class Index:
         if depth != DEPTH and mode != "hybrid" and rerank is None:
             fix = f"Add {argument(mode='hybrid')} or {argument(rerank='FOLDER')}, or leave it out."
             raise ConfigError("is for fused or reranked searches", where="depth", fix=fix)
+        for name, value in {"exact": exact, "model": model}.items():
+            if value and mode == "bm25":
+                fix = "Leave it out: words are ranked without a model."
+                raise ConfigError("is for vectors", where=name, fix=fix)
         texts = [queries] if isinstance(queries, str) else list(given_rows(queries, "queries"))
         for number, text in enumerate(texts, 1):
             if not isinstance(text, str):
