@@ -125,8 +125,8 @@ def document(models: Models, *, guarded: bool, playground: bool = False) -> dict
     for path, route in routes.items():
         fitting = [model for model in models if not route.kinds or model.kind in route.kinds]
         if path == "/search":
-            names = {served.model.name for served in models.indexes.values()}
-            fitting = [model for model in models if model.name in names]
+            searching = {served.model.name for served in models.indexes.values()}
+            fitting = [model for model in models if model.name in searching]
         if fitting:
             paths.setdefault(path, {})["post"] = _post(path, route, fitting, models, schemas)
     components: dict[str, Any] = {"schemas": schemas, "responses": RESPONSES}

@@ -211,7 +211,7 @@ def open_features(
     offsets = np.cumsum([0, *(len(labels) for labels in words)], dtype=np.int64)
     labels = np.concatenate([*words, np.zeros(0, dtype=np.int64)])
     if not len(labels):
-        nothing = np.zeros((0, len(layers), encoder.width), "float32")
+        nothing = np.zeros((0, len(layers), encoder.config.width), "float32")
         return Features(nothing, layers, offsets, labels)
     # What features depend on: weights, tokens and first tokens of words.
     key = hashlib.sha256(repr(encoder.config).encode())
@@ -230,7 +230,7 @@ def open_features(
     if missing:
         check_replaceable(folder, [_ABOUT, _VALUES], "features")
         with replace_folder(folder) as hidden:
-            shape = (len(labels), len(cached) + len(missing), encoder.width)
+            shape = (len(labels), len(cached) + len(missing), encoder.config.width)
             file = hidden / _VALUES
             table = np.lib.format.open_memmap(file, mode="w+", dtype="float32", shape=shape)
             if cached:
