@@ -292,16 +292,16 @@ def big_bird(prefix_space: bool = True, charsmap: bytes | None = None) -> Pipeli
     return replace(pieces, pre_tokenizer=spaces, special=("<s>", "</s>"))
 
 
-def steps_of(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return the single steps of a normaliser or pre-tokenizer as `tokenizer.json` has it."""
-    match component:
-        case None:
-            return []
-        case {"type": "Sequence"}:
-            steps = component.get("normalizers") or component.get("pretokenizers") or ()
-            return [single for step in steps for single in steps_of(step)]
-        case _:
-            return [component]
+def steps_of(component: Any) -> list[Mapping[str, Any]]:
+    """Return the single steps of a normaliser or pre-tokenizer, as `tokenizer.json` has them."""
+    specs, steps = [] if component is None else [json.loads(component.__getstate__())], []
+    while specs:
+        spec = specs.pop(0)
+        if spec["type"] == "Sequence":
+            specs[:0] = spec.get("normalizers") or spec.get("pretokenizers") or ()
+        else:
+            steps.append(spec)
+    return steps
 
 
 # Classes
@@ -512,7 +512,7 @@ def reconcile(
     _follow(backend, config, file)
     maps = (
         base64.b64decode(step["precompiled_charsmap"])
-        for step in steps_of(part_spec(backend.normalizer))
+        for step in steps_of(backend.normalizer)
         if step["type"] == "Precompiled"
     )
     charsmap = next(maps, None) if tokenizer_class.model == "Unigram" else None
@@ -574,7 +574,7 @@ def backend_settings(backend: Backend) -> dict[str, bool]:
         case "BPE" if isinstance(cut, pre_tokenizers.ByteLevel):
             return {"add_prefix_space": cut.add_prefix_space}
         case "Unigram":
-            all_steps = [*steps_of(part_spec(norm)), *steps_of(part_spec(cut))]
+            all_steps = [*steps_of(norm), *steps_of(cut)]
             steps = {step["type"]: step for step in all_steps}
             return {
                 "do_lower_case": "Lowercase" in steps,
@@ -663,11 +663,6 @@ def _divide(
 ) -> list[str]:
     normal = text if norm is None else norm.normalize_str(text)
     return [normal] if cut is None else [word for word, _ in cut.pre_tokenize_str(normal)]
-
-
-def part_spec(component: Any) -> Mapping[str, Any] | None:
-    """Return a normaliser or pre-tokenizer as `tokenizer.json` has it."""
-    return None if component is None else json.loads(component.__getstate__())
 
 
 def _mismatch(file: Path, how: str, tokenizer_class: TokenizerClass, other: str) -> TokenizerError:

@@ -119,7 +119,7 @@ def load_backend(
             message = f"gives the id {min(repeated)} to several tokens: {listed(tokens, 3)}"
             raise TokenizerError(message, where=file, fix=AGAIN)
         # A few kilobytes fill the memory by a normaliser that multiplies the text.
-        for step in classes.steps_of(classes.part_spec(backend.normalizer)):
+        for step in classes.steps_of(backend.normalizer):
             growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
         if growth > _MAX_EXPANSION:
             message = f"its normaliser makes up to {growth:,} characters of one"
