@@ -334,6 +334,7 @@ def test_two_columns_of_one_name_are_refused_but_not_those_without(kind, mark, t
     with pytest.raises(DataError, match="two columns are called 'text'") as caught:
         open_table(twice)
     assert caught.value.where == f"{twice}:1"
+    assert "label" not in str(caught.value.fix)  # also of texts for a corpus, which has no labels
     assert values(open_table(twice, ["0"]))[1] == {"0": "a", "1": "b", "2": "1"}
     bare = write(tmp_path / f"bare.{kind}", f"text{mark}{mark}\na{mark}b{mark}c\n")
     assert open_table(bare).names == ("text", "", "")

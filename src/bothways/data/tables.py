@@ -311,7 +311,7 @@ def _delimited(location: str, records: Records, columns: Many[str]) -> Table:
     header = is_header(names, [values for _, values in sample], columns)
     if not header:
         names, records = list(map(str, range(len(names)))), itertools.chain([first_record], records)
-    fix = f"Rename one; without a header columns go by number: {argument(text='0', label='1')}."
+    fix = "Rename one; if the file has no header, name its columns by their numbers: 0, 1 …"
     _require_distinct(filter(None, names), f"{location}:{line}", fix)
 
     def parse(record: tuple[int, list[str]]) -> TableRow:
