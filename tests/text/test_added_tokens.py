@@ -162,6 +162,17 @@ def test_an_added_token_is_known_by_a_model_of_pieces(tmp_path):
         toy_text.assert_same_tokens(Tokenizer.load(folder), theirs, texts)
 
 
+def test_a_token_with_the_id_of_another_one_is_named_as_in_transformers(tmp_path):
+    """After a repeated line the ids of added tokens begin too early."""
+    tokens = [*toy_text.BERT_NAMES, "the", "the", "dog"]
+    settings = {"tokenizer_class": "BertTokenizer", "extra_special_tokens": ["[X1]"]}
+    folder = toy_text.write_vocabulary(tmp_path, tokens, **settings)
+    reference = AutoTokenizer.from_pretrained(folder)
+    assert reference.convert_tokens_to_ids(["[X1]", "dog"]) == [7, 7]
+    loaded = {Tokenizer.load(folder).token(7) for _ in range(20)}
+    assert loaded == {reference.convert_ids_to_tokens(7)}
+
+
 def test_a_mask_that_is_added_makes_a_vocabulary_whole(tmp_path):
     folder = toy_text.write_vocabulary(
         tmp_path / "in", [*toy_text.BERT_NAMES[:4], "a", "b"], tokenizer_class="BertTokenizer"

@@ -279,10 +279,7 @@ class Tokenizer:
     @functools.cached_property
     def _tokens(self) -> list[str]:
         """The token of each id; empty for an id without a token."""
-        tokens = [""] * self.size
-        for token, id in self.backend.get_vocab().items():
-            tokens[id] = token
-        return tokens
+        return [self.backend.id_to_token(id) or "" for id in range(self.size)]
 
     @functools.cached_property
     def size(self) -> int:
