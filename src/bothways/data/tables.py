@@ -497,14 +497,10 @@ def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -
         file = parquet.ParquetFile(stream)
         names, total = tuple(file.schema_arrow.names), file.metadata.num_rows
     _require_distinct(names, path)
-    if only is None and b"ClassLabel" in (file.schema_arrow.metadata or {}).get(
-        b"huggingface", b""
-    ):
-        # As `datasets` notes them; without a file of it, -1 is a class like the others.
-        message = (
-            "its classes are read as numbers; by hub:FOLDER, its folder, they have their names"
-        )
-        logger.warning("%s: %s", path, message)
+    noted = (file.schema_arrow.metadata or {}).get(b"huggingface", b"")  # by `datasets`
+    if only is None and b"ClassLabel" in noted:
+        message = "classes are read as numbers; name its folder, hub:FOLDER, to read their names"
+        logger.warning("%s: its %s", path, message)
     for name in only or ():
         require_column(name, names, path)
     done = 0
