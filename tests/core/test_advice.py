@@ -21,12 +21,13 @@ def test_parameters_are_spelled_for_an_interface(used, columns, others):
 
 
 @pytest.mark.parametrize(("used", "expected"), [
-    ("python", '**{"a.b": True} **{"a.b": ";"} seed=3 c="none"'),
-    ("command", "a.b=true 'a.b=;' seed=3 c=none"),
-    ("json", '"a.b": true "a.b": ";" "seed": 3 "c": "none"'),
+    ("python", """**{"a.b": True} **{"a.b": ";"} seed=3 c="none" d=['e', 'f']"""),
+    ("command", "a.b=true 'a.b=;' seed=3 c=none d=e,f"),
+    ("json", '"a.b": true "a.b": ";" "seed": 3 "c": "none" "d": ["e", "f"]'),
 ])  # fmt: skip
 def test_settings_are_spelled_for_an_interface(used, expected):
     settings = [setting("a.b", True), setting("a.b", ";"), setting("seed", 3), setting("c", "none")]
+    settings += [setting("d", ["e", "f"])]
     assert render(" ".join(settings), used) == expected
 
 

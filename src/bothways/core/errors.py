@@ -73,7 +73,7 @@ def argument(**values: str | float | bool) -> str:
     return f"\x02{json.dumps([None, (), values])}\x03"
 
 
-def setting(path: str, value: str | float | bool) -> str:
+def setting(path: str, value: str | float | bool | Many[str]) -> str:
     """Return a setting of a run with its value, as `argument`."""
     return f"\x02{json.dumps([path, value])}\x03"
 
@@ -95,7 +95,8 @@ def render(text: str, interface: Interface | None = None) -> str:
             return match[0]
         match message:
             case [str(path), value] if spelled == "command":
-                text = str(value).lower() if isinstance(value, bool) else str(value)
+                text = ",".join(value) if isinstance(value, list) else str(value)
+                text = text.lower() if isinstance(value, bool) else text
                 return shlex.quote(f"{path}={text}")
             case [str(path), value] if spelled == "python" and "." in path:
                 return f"**{{{json.dumps(path)}: {_literal(value, spelled)}}}"

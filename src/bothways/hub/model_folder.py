@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from bothways._version import __version__
 from bothways.core.config.values import checked
-from bothways.core.errors import ConfigError, FolderError, hub_errors
+from bothways.core.errors import ConfigError, FolderError, hub_errors, setting
 from bothways.core.files import local_path, read_utf8, replace_folder
 from bothways.core.terminal import listed
 from bothways.hub import hf_config
@@ -274,8 +274,7 @@ def build_model(
         else:
             lacking = sorted({head.kind for head in specification} & kinds)
             subject = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
-            option = f"fresh={','.join(lacking)} (in Python fresh={lacking})"
-            fix = f"To start what is missing at random: {option}."
+            fix = f"To start what is missing at random: {setting('fresh', lacking)}."
         message = f"does not hold {subject} of this model: {'; '.join(report.faults)}"
         raise FolderError(message, where=weights.file, fix=fix)
     state = _read_state(report, table, model.state_dict(), weights)
