@@ -196,7 +196,7 @@ HUGE = varint(2**70 - 1)
         (twice, "its blocks overlap"),
         (lambda: raw(b""), "the block at 0 is too short for its 0 restart points"),
         (lambda: raw(struct.pack("<I", 2**32 - 1)), "is too short for its 4294967295 restart points"),
-        (lambda: raw(b"\0\0\1" + END), "1 bytes are needed, but only 0 are left"),
+        (lambda: raw(b"\0\0\1" + END), "an entry ends 1 bytes after its block"),
         (lambda: raw(b"\5\0\0" + END), "a name shares 5 bytes with one of 0"),
         (lambda: raw(b"\0" + HUGE + b"\0" + END), "and adds 1180591620717411303423; 512 are allowed"),
         (lambda: raw(b"\xff" * 11 + END), "a number has no end"),

@@ -442,10 +442,9 @@ def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
     """Return the number of data files, and the tensors by name."""
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
         raise MalformedError("it does not end like an index")
-    footer = _Bytes(data[-_FOOTER:-8])
     # Offset and size of a block about the blocks, which TensorFlow leaves empty, then of the index.
-    index = _block(data, *footer.varints(4)[2:])
-    handles = [_Bytes(value).varints(2) for _, value in _entries(index)]
+    (_, _, *handle), _ = _varints(data[-_FOOTER:-8], 0, 4)
+    handles = [_varints(value, 0, 2)[0] for _, value in _entries(_block(data, *handle))]
     if any(offset + size > following for (offset, size), (following, _) in pairwise(handles)):
         raise MalformedError("its blocks overlap")
     entries = itertools.chain.from_iterable(_entries(_block(data, *handle)) for handle in handles)
@@ -474,38 +473,24 @@ def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
     return shards, tensors
 
 
-class _Bytes:
-    """A part of a file with the position of the next byte to read."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-
-    def take(self, count: int) -> bytes:
-        """Return the next `count` bytes; MalformedError if fewer are left."""
-        if count > len(self.data) - self.at:
-            message = f"{count} bytes are needed, but only {len(self.data) - self.at} are left"
-            raise MalformedError(message)
-        self.at += count
-        return self.data[self.at - count : self.at]
-
-    def varints(self, count: int) -> list[int]:
-        """Return the next `count` numbers of variable length."""
-        numbers = list[int]()
-        for _ in range(count):
-            number, self.at = varint(self.data, self.at)
-            numbers.append(number)
-        return numbers
+def _varints(data: bytes, at: int, count: int) -> tuple[list[int], int]:
+    """Return numbers of variable length, and the position after them."""
+    numbers = list[int]()
+    for _ in range(count):
+        number, at = varint(data, at)
+        numbers.append(number)
+    return numbers, at
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:
     """Return the entries of a block, without the restart points that follow them."""
-    source = _Bytes(data[:-_FOOTER])
-    source.take(offset)
-    content = source.take(size)
-    compression = source.take(1)
-    if int.from_bytes(source.take(4), "little") != _masked(content + compression):
+    end = offset + size  # then follow the kind of compression, 1 byte, and the checksum
+    if end + 5 > len(data) - _FOOTER:
+        raise MalformedError(f"the block at {offset} ends beyond the others")
+    content = data[offset:end]
+    if int.from_bytes(data[end + 1 : end + 5], "little") != _masked(data[offset : end + 1]):
         raise MalformedError(f"the block at {offset} does not match its checksum")
-    if compression != b"\0":
+    if data[end] != 0:
         raise MalformedError(f"the block at {offset} is compressed, which is not supported")
     # A block ends with the offsets of its restart points, 4 bytes each, and their number.
     restarts = int.from_bytes(content[-4:], "little")
@@ -521,14 +506,17 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     An entry is (shared, rest, size, suffix, value): after "weight_a", the entry (7, 1, …, "b") has
     the key "weight_b".
     """
-    source, key = _Bytes(block), b""
-    while source.at < len(block):
-        shared, added, size = source.varints(3)
+    at, key = 0, b""
+    while at < len(block):
+        (shared, added, size), at = _varints(block, at, 3)
         if shared > len(key) or shared + added > _MOST_NAME:
             lengths = f"shares {shared} bytes with one of {len(key)} and adds {added}"
             raise MalformedError(f"a name {lengths}; {_MOST_NAME} are allowed")
-        key = key[:shared] + source.take(added)
-        yield key, source.take(size)
+        start, at = at + added, at + added + size
+        if at > len(block):
+            raise MalformedError(f"an entry ends {at - len(block):,} bytes after its block")
+        key = key[:shared] + block[start - added : start]
+        yield key, block[start:at]
 
 
 def _masked(data: bytes) -> int:
