@@ -64,7 +64,7 @@ def local_path(name: str | os.PathLike[str]) -> Path:
         # `Path.exists` is False without permission in Python 3.14, where older ones raise an error.
         os.stat(os.path.join(path, "."))  # of a folder also its entries
     except PermissionError as error:
-        fix = "Give this user read permission."
+        fix = "Choose another name, or give this user the permissions."
         raise ResourceError("permission denied", where=os.fspath(name), fix=fix) from error
     except (OSError, ValueError):  # a file, or a path that does not exist
         pass

@@ -21,8 +21,8 @@ from bothways.hub.model_folder import check_replaceable, write_files, write_weig
 from bothways.hub.resolve import (
     ADAPTER,
     MODEL_FILES,
-    MODULES,
     is_model_folder,
+    modules_folder,
     object_in,
     resolve,
     resolve_run,
@@ -114,7 +114,7 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
             message = "is an adapter, and the mean of low-rank changes is not the mean of weights"
             fix = "Save its model first: bothways.save_model of bothways.load_model(…)."
             raise FolderError(message, where=folder, fix=fix)
-        if (folder.parent / MODULES).is_file() and not (folder / MODULES).is_file():
+        if modules_folder(folder) != folder:
             message = "is in a folder of sentence-transformers, whose other parts would be lost"
             fix = "Save that folder with a newer sentence-transformers first."
             raise FolderError(message, where=folder, fix=fix)
