@@ -107,13 +107,15 @@ def test_a_text_with_a_name_that_is_not_utf8_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_link_to_a_file_stays_one(tmp_path):
+def test_a_link_to_a_file_stays_one_and_the_mode_of_the_file(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to("data/file")
+    (tmp_path / "data" / "file").touch(0o600)
     for text in ("new", "newer"):
         replace_file(tmp_path / "link", lambda place, text=text: place.write_text(text))
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "data" / "file").read_text() == text
+        assert (tmp_path / "data" / "file").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_link_in_place_of_the_hidden_file_is_not_written_through(tmp_path):

@@ -199,7 +199,7 @@ def make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file through a hidden one that replaces it; a link to it stays one.
+    """Write a file through a hidden one that replaces it; its mode stays, and a link to it one.
 
     Raises:
         ResourceError: no space or no permission, or a pipe or a device; the file is as it was.
@@ -214,6 +214,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
             hidden.unlink(missing_ok=True)  # in a folder that others made, a link to any file
             write(hidden)
             _flush(hidden)
+            if target.exists():
+                shutil.copymode(target, hidden)
             hidden.replace(target)
         finally:
             hidden.unlink(missing_ok=True)
