@@ -435,9 +435,9 @@ def average(models: str | Path | Iterable[str | Path], out: str | Path) -> list[
     are copied from the first, its tuned thresholds included; the card is new.
 
     Args:
-        models: model folders, folders of runs or Hub ids, of one shape, vocabulary and labels; or
-            checkpoints of finished runs (`run/step-1000`), also a single one; or
-            one run, for all its checkpoints.
+        models: model folders, folders of runs or Hub ids, of one configuration (but for dropout),
+            vocabulary and labels; or checkpoints of finished runs (`run/step-1000`), also a single
+            one; or one run, for all its checkpoints.
         out: the new model folder.
 
     Returns:

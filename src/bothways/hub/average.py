@@ -93,7 +93,7 @@ def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
             if differs or vocabulary:
                 details = listed(differs) or f"its vocabulary: {vocabulary}"
                 message = f"differs from {folder} in {details}"
-                fix = "Average models of one shape, vocabulary and set of labels."
+                fix = "Average models of one configuration, vocabulary and set of labels."
                 raise FolderError(message, where=other, fix=fix)
         for name, value in tensors.items():
             if name in totals:
