@@ -12,6 +12,7 @@ import torch
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.model_folder import save_model
+from bothways.hub.provenance import digest_of_model
 from bothways.hub.resolve import MODEL_FILES
 from bothways.hub.sentence_transformers import Pooling, read_program_config
 from bothways.model.config import EncoderConfig
@@ -257,7 +258,7 @@ def test_prompts_and_similarity_are_kept(tmp_path):
     assert np.abs(expected - first.encode(["sat on a mat"], show_progress_bar=False)).max() > 0.01
 
 
-def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path):
+def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path, monkeypatch):
     source, place = with_prompts(tmp_path), tmp_path / "old"
     shutil.copytree(source, place / "0_Transformer")
     for name in ("1_Pooling", "modules.json", "config_sentence_transformers.json"):
@@ -271,6 +272,9 @@ def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path):
     np.testing.assert_allclose(vectors(task, SENTENCES), expected, rtol=3e-6, atol=1e-6)
     save_sentence_encoder(tmp_path / "ours", task)
     assert json.loads((tmp_path / "ours" / PROGRAM).read_text())["similarity_fn_name"] == "dot"
+    monkeypatch.chdir(place / "0_Transformer")
+    assert open_task_model(".").task == task.task
+    assert digest_of_model(".") == digest_of_model(str(place))
 
 
 def test_a_folder_without_these_files_says_nothing(tmp_path):

@@ -41,7 +41,7 @@ def digest_of_model(name: str) -> str:
     Args:
         name: a model folder, the folder of a run, or an id on the Hub.
     """
-    folder = resolve(resolve_run(name))
+    folder = resolve(resolve_run(name)).absolute()
     root = modules_folder(folder)  # of older sentence encoders the folder around it
     pickles = () if any(folder.glob("*model*.safetensors")) else PICKLE_FILES
     files = {

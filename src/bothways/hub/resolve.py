@@ -174,8 +174,9 @@ def _hub_id(name: str | Path) -> str | None:
 
 def modules_folder(folder: Path) -> Path:
     """Return the folder with `modules.json`: the model's own, or the one around it."""
-    inside = not (folder / MODULES).is_file() and _inner(folder.parent) == folder.name
-    return folder.parent if inside else folder
+    outer = folder.parent if folder.name else folder.absolute().parent  # of "."
+    inside = not (folder / MODULES).is_file() and _inner(outer) == folder.absolute().name
+    return outer if inside else folder
 
 
 def _inner(folder: Path) -> str:
