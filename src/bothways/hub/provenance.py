@@ -47,12 +47,16 @@ def digest_of_model(name: str) -> str:
     files = {
         file
         for pattern in (*MODEL_FILES, *pickles)
+        if pattern != RECORD
         for path in (*folder.glob(pattern), *root.glob(pattern))
         for file in (path, *path.rglob("*"))
         if file.is_file()
     }
     named = sorted((file.relative_to(root).as_posix(), file) for file in files)
     lines = "".join(f"{path} {_digest(file, stamp(file))}\n" for path, file in named)
+    record = object_in(folder / RECORD)
+    # A run that is continued may save the same model on another day or machine.
+    lines += json.dumps({**record, "date": "", "metrics": {}}, sort_keys=True)
     digest, adapter = hashlib.sha256(lines.encode()).hexdigest(), read_adapter(folder)
     if adapter is None:
         return digest
