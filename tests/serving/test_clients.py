@@ -17,7 +17,7 @@ from huggingface_hub import InferenceClient, close_session
 from bothways.core.errors import ConfigError
 from bothways.prediction.predictor import Predictor
 from bothways.serving.app import App, app
-from running_server import running
+from running_server import answer, refusal
 from toy_predictors import TASKS, TEXTS
 
 NAMES = {"label": "multilabel"}
@@ -29,16 +29,9 @@ def predictors(predictors) -> dict[str, Predictor]:
 
 
 @pytest.fixture(scope="module")
-def url(predictors) -> Iterator[str]:
-    with running(app(predictors)) as url:
-        yield url
-        close_session()
-
-
-def post(url: str, body: Any, status: int = 200, **more: Any) -> Any:
-    response = httpx.post(url, json=body, **more)
-    assert response.status_code == status, response.text
-    return response.json()
+def application(predictors) -> Iterator[App]:
+    yield app(predictors)
+    close_session()
 
 
 def line(prediction: Any) -> Any:
@@ -46,64 +39,63 @@ def line(prediction: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - {"embed", "choice", "rerank"}))
-def test_the_own_shape_is_a_line_of_predict(url, predictors, name):
+def test_the_own_shape_is_a_line_of_predict(client, predictors, name):
     kind = NAMES.get(name, name)
     inputs = TASKS[name][1][:5]
     expected = [line(predictors[kind](item)) for item in inputs]
     if kind == "answer":  # numbered in their request
-        expected = [answer | {"id": str(number)} for number, answer in enumerate(expected, 1)]
-    assert post(f"{url}/{kind}", {"inputs": inputs}) == expected
-    assert post(f"{url}/models/{kind}/{kind}", {"inputs": [inputs[0]]}) == expected[:1]
-    one = inputs[0]
-    if isinstance(one, str):
-        assert post(f"{url}/{kind}", {"inputs": one}) == expected[0]
+        expected = [one | {"id": str(number)} for number, one in enumerate(expected, 1)]
+    assert answer(client, f"/{kind}", {"inputs": inputs}) == expected
+    assert answer(client, f"/models/{kind}/{kind}", {"inputs": inputs[:1]}) == expected[:1]
+    if isinstance(inputs[0], str):
+        assert answer(client, f"/{kind}", {"inputs": inputs[0]}) == expected[0]
     wrong = "classify" if kind != "classify" else "tag"
-    refused = post(f"{url}/{wrong}", {"inputs": "a", "model": kind}, 422)
-    assert refused["error"]["code"] == "wrong_task"
+    refused = refusal(client, f"/{wrong}", {"inputs": "a", "model": kind})
+    assert refused[:2] == (422, "wrong_task")
 
 
-def test_rows_with_columns(url, predictors):
+def test_rows_with_columns(client, predictors):
     row = {"context": TEXTS[0], "endings": [TEXTS[1], TEXTS[2]]}
-    assert post(f"{url}/choice", {"inputs": row}) == line(predictors["choice"](row))
+    assert answer(client, "/choice", {"inputs": row}) == line(predictors["choice"](row))
     question = {"question": TEXTS[0], "context": TEXTS[1]}
-    assert post(f"{url}/answer", {"inputs": [question]}) == [line(predictors["answer"](question))]
+    assert answer(client, "/answer", {"inputs": [question]}) == [
+        line(predictors["answer"](question))
+    ]
 
 
 def test_openai(url, predictors):
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        check_openai(client, predictors)
-
-
-def check_openai(client: openai.OpenAI, predictors: dict[str, Predictor]) -> None:
-    vectors = predictors["embed"].encode(TEXTS[:3])
-    unit = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    for encoding in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
-        found = client.embeddings.create(model="embed", input=TEXTS[:3], **encoding)
-        given = [item.embedding for item in found.data]
-        if encoding.get("encoding_format") == "base64":
-            given = [np.frombuffer(base64.b64decode(each), "<f4") for each in given]
-        assert (np.array(given, np.float32) == unit.astype(np.float32)).all()
-    tokenizer = predictors["embed"].task_model.tokenizer
-    tokens = sum(len(tokenizer.encode(text)) + 2 for text in TEXTS[:3])
-    assert found.usage.prompt_tokens == found.usage.total_tokens == tokens
-    short = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=5).data[0].embedding
-    assert np.allclose(short, vectors[0, :5] / np.linalg.norm(vectors[0, :5]), atol=1e-6)
-    ids = tokenizer.encode(TEXTS[0]).tolist()
-    by_ids = client.embeddings.create(model="embed", input=[ids]).data[0].embedding
-    assert np.array_equal(np.float32(by_ids), unit[0].astype(np.float32))
-    asked = predictors["embed"].encode(TEXTS[0], prompt_name="ask")
-    named = {"prompt_name": "ask"}
-    prompted = client.embeddings.create(model="embed", input=TEXTS[0], extra_body=named)
-    direction = asked / np.linalg.norm(asked.astype(np.float64))
-    assert np.array_equal(np.float32(prompted.data[0].embedding), direction.astype(np.float32))
-    assert {model.id for model in client.models.list()} == predictors.keys()
-    assert client.models.retrieve("embed").id == "embed"
-    with pytest.raises(openai.NotFoundError, match="there is no model 'ada'"):
-        client.embeddings.create(model="ada", input="a")
-    with pytest.raises(openai.UnprocessableEntityError, match="is not a token id"):
-        client.embeddings.create(model="embed", input=[tokenizer.size])
-    with pytest.raises(openai.UnprocessableEntityError, match="at most 32"):
-        client.embeddings.create(model="embed", input="a", dimensions=33)
+        vectors = predictors["embed"].encode(TEXTS[:3])
+        unit = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+        for encoding in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+            found = client.embeddings.create(model="embed", input=TEXTS[:3], **encoding)
+            given = [item.embedding for item in found.data]
+            if encoding.get("encoding_format") == "base64":
+                given = [np.frombuffer(base64.b64decode(each), "<f4") for each in given]
+            assert (np.array(given, np.float32) == unit.astype(np.float32)).all()
+        tokenizer = predictors["embed"].task_model.tokenizer
+        tokens = sum(len(tokenizer.encode(text)) + 2 for text in TEXTS[:3])
+        assert found.usage.prompt_tokens == found.usage.total_tokens == tokens
+        short = (
+            client.embeddings.create(model="embed", input=TEXTS[0], dimensions=5).data[0].embedding
+        )
+        assert np.allclose(short, vectors[0, :5] / np.linalg.norm(vectors[0, :5]), atol=1e-6)
+        ids = tokenizer.encode(TEXTS[0]).tolist()
+        by_ids = client.embeddings.create(model="embed", input=[ids]).data[0].embedding
+        assert np.array_equal(np.float32(by_ids), unit[0].astype(np.float32))
+        asked = predictors["embed"].encode(TEXTS[0], prompt_name="ask")
+        named = {"prompt_name": "ask"}
+        prompted = client.embeddings.create(model="embed", input=TEXTS[0], extra_body=named)
+        direction = asked / np.linalg.norm(asked.astype(np.float64))
+        assert np.array_equal(np.float32(prompted.data[0].embedding), direction.astype(np.float32))
+        assert {model.id for model in client.models.list()} == predictors.keys()
+        assert client.models.retrieve("embed").id == "embed"
+        with pytest.raises(openai.NotFoundError, match="there is no model 'ada'"):
+            client.embeddings.create(model="ada", input="a")
+        with pytest.raises(openai.UnprocessableEntityError, match="is not a token id"):
+            client.embeddings.create(model="embed", input=[tokenizer.size])
+        with pytest.raises(openai.UnprocessableEntityError, match="at most 32"):
+            client.embeddings.create(model="embed", input="a", dimensions=33)
 
 
 # Python 3.14 deprecates a function that the client calls.
@@ -118,101 +110,100 @@ def test_cohere(url, predictors):
     assert [item.relevance_score for item in found] == [ranked.score for ranked in ranking]
 
 
-def test_jina_and_tei_rerank(url, predictors):
+def test_jina_and_tei_rerank(client, predictors):
     body = {"query": TEXTS[0], "documents": [TEXTS[1], {"text": TEXTS[2]}]}
-    found = post(f"{url}/v1/rerank", {**body, "return_documents": True})
+    found = answer(client, "/v1/rerank", {**body, "return_documents": True})
     best = found["results"][0]
     assert best["document"]["text"] == TEXTS[1 + best["index"]]
     assert found["usage"]["total_tokens"] > 0
-    raw = post(f"{url}/rerank", {"query": TEXTS[0], "texts": TEXTS[1:3], "raw_scores": True})
+    raw = answer(client, "/rerank", {"query": TEXTS[0], "texts": TEXTS[1:3], "raw_scores": True})
     scores = {item["index"]: item["score"] for item in raw}
     # The same pairs together: without compiled kernels the rounding depends on the batch.
     both = predictors["rerank"]((TEXTS[0], TEXTS[1:3]))
     assert scores[1] == both.logits[1]
-    alike = post(f"{url}/models/rerank", {"query": TEXTS[0], "texts": TEXTS[1:3]})
+    alike = answer(client, "/models/rerank", {"query": TEXTS[0], "texts": TEXTS[1:3]})
     ranked = {item.index: item.score for item in both.ranking}
     assert {item["index"]: item["score"] for item in alike} == ranked
     assert ranked[1] == pytest.approx(1 / (1 + math.exp(-both.logits[1])))
-    (pair,) = post(f"{url}/models/rerank/predict", {"inputs": [TEXTS[0], TEXTS[2]]})
+    (pair,) = answer(client, "/models/rerank/predict", {"inputs": [TEXTS[0], TEXTS[2]]})
     (alone,) = predictors["rerank"]((TEXTS[0], [TEXTS[2]])).ranking
     assert pair == {"label": "relevance", "score": alone.score}
 
 
-def test_hugging_face(url, predictors):
-    def client(name: str) -> InferenceClient:
+def test_hugging_face(url, client, predictors):
+    def model(name: str) -> InferenceClient:
         return InferenceClient(model=f"{url}/models/{name}")
 
-    labels = client("classify").text_classification(TEXTS[0])
+    labels = model("classify").text_classification(TEXTS[0])
     probabilities = predictors["classify"](TEXTS[0]).probabilities
     assert {item.label: item.score for item in labels} == probabilities
     assert labels[0].score == max(probabilities.values())
-    assert len(client("classify").text_classification(TEXTS[0], top_k=1)) == 1
+    assert len(model("classify").text_classification(TEXTS[0], top_k=1)) == 1
 
     entities = predictors["tag"](TEXTS[3]).entities
-    tags = client("tag").token_classification(TEXTS[3])
+    tags = model("tag").token_classification(TEXTS[3])
     spans = [(entity.type, entity.start, entity.end) for entity in entities]
     assert [(tag.entity_group, tag.start, tag.end) for tag in tags] == spans
-    words = client("tag").token_classification(TEXTS[3], aggregation_strategy="none")
+    words = model("tag").token_classification(TEXTS[3], aggregation_strategy="none")
     marked = [tag for tag in predictors["tag"](TEXTS[3]).tags if tag != "O"]
     assert [word.entity for word in words] == marked
 
     question, context = TASKS["answer"][1][0]
-    answer = client("answer").question_answering(question=question, context=context)
+    best = model("answer").question_answering(question=question, context=context)
     expected = predictors["answer"]((question, context))
-    assert answer.answer == expected.text
-    assert (answer.start, answer.end) == (expected.start, expected.end)
-    several = client("answer").question_answering(question=question, context=context, top_k=2)
+    assert best.answer == expected.text
+    assert (best.start, best.end) == (expected.start, expected.end)
+    several = model("answer").question_answering(question=question, context=context, top_k=2)
     assert [each.answer for each in several] == [span.text for span in expected.spans[:2]]
 
     masked = f"{TEXTS[0]} [MASK]"
-    fillings = client("fill").fill_mask(masked, top_k=2)
+    fillings = model("fill").fill_mask(masked, top_k=2)
     guesses = predictors["fill"](masked)
     assert [f.score for f in fillings] == [g.probability for g in guesses.masks[0][:2]]
     assert fillings[0].sequence == guesses.text
-    both = post(f"{url}/models/fill", {"inputs": f"[MASK] {TEXTS[0]} [MASK]"})
+    both = answer(client, "/models/fill", {"inputs": f"[MASK] {TEXTS[0]} [MASK]"})
     assert [len(each) for each in both] == [3, 3]
     assert both[0][0]["sequence"].endswith(f"{TEXTS[0]} [MASK]")
 
     vectors = predictors["embed"].encode(TEXTS[:2])
-    assert np.array_equal(client("embed").feature_extraction(TEXTS[0]), vectors[:1])
-    found = client("embed").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:3])
+    assert np.array_equal(model("embed").feature_extraction(TEXTS[0]), vectors[:1])
+    found = model("embed").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:3])
     assert found[0] == pytest.approx(predictors["embed"]((TEXTS[0], TEXTS[1])).cosine)
-    asked = client("embed").feature_extraction(TEXTS[0], prompt_name="ask")
+    asked = model("embed").feature_extraction(TEXTS[0], prompt_name="ask")
     assert np.array_equal(asked[0], predictors["embed"].encode(TEXTS[0], prompt_name="ask"))
 
 
-def test_tei(url, predictors):
+def test_tei(client, predictors):
     vectors = predictors["embed"].encode(TEXTS[:2])
-    plain = post(f"{url}/embed", {"inputs": TEXTS[:2], "normalize": False})
+    plain = answer(client, "/embed", {"inputs": TEXTS[:2], "normalize": False})
     assert np.array_equal(np.float32(plain), vectors)
     both = {"inputs": TEXTS[:2], "normalize": False, "prompt_name": "ask"}
     asked = predictors["embed"].encode(TEXTS[:2], prompt_name="ask")
-    assert np.array_equal(np.float32(post(f"{url}/embed", both)), asked)
-    (ids,) = post(f"{url}/models/embed/tokenize", {"inputs": "old", "prompt_name": "ask"})
+    assert np.array_equal(np.float32(answer(client, "/embed", both)), asked)
+    (ids,) = answer(client, "/models/embed/tokenize", {"inputs": "old", "prompt_name": "ask"})
     assert [token["text"] for token in ids[1:-1]] == ["the", "film", "old"]
     pair = {"source_sentence": TEXTS[0], "sentences": [TEXTS[1]]}
     similar = {"inputs": pair, "parameters": {"prompt_name": "ask"}}
     cosine = asked[0] @ asked[1] / np.prod(np.linalg.norm(asked, axis=1))
-    assert post(f"{url}/similarity", similar) == [pytest.approx(cosine, abs=1e-6)]
-    unknown = post(f"{url}/embed", {"inputs": "a", "prompt_name": "asq"}, 422)
-    assert "did you mean 'ask'" in unknown["error"]["message"]
-    none = post(f"{url}/models/tag/tokenize", {"inputs": "a", "prompt_name": "ask"}, 422)
-    assert none["error"]["message"] == "the model has no prompts"
-    (unit,) = post(f"{url}/embed", {"inputs": TEXTS[0]})
+    assert answer(client, "/similarity", similar) == [pytest.approx(cosine, abs=1e-6)]
+    wrong = {"inputs": "a", "prompt_name": "asq"}
+    assert "did you mean 'ask'" in refusal(client, "/embed", wrong)[3]
+    assert refusal(client, "/models/tag/tokenize", wrong)[2] == "prompt_name"
+    (unit,) = answer(client, "/embed", {"inputs": TEXTS[0]})
     assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
-    single = post(f"{url}/models/classify/predict", {"inputs": TEXTS[0]})
+    single = answer(client, "/models/classify/predict", {"inputs": TEXTS[0]})
     chances = predictors["classify"](TEXTS[0]).probabilities.values()
     assert [item["score"] for item in single] == sorted(chances, reverse=True)
-    pair = post(f"{url}/predict", {"inputs": TEXTS[:2], "model": "regress"})
+    pair = answer(client, "/predict", {"inputs": TEXTS[:2], "model": "regress"})
     assert pair[0]["score"] == predictors["regress"]((TEXTS[0], TEXTS[1])).score
     batch = [[TEXTS[0], TEXTS[1]], [TEXTS[2], TEXTS[3]]]
-    assert len(post(f"{url}/models/regress/predict", {"inputs": batch})) == 2
-    three = post(f"{url}/models/classify/predict", {"inputs": TEXTS[:3]}, 422)
-    assert "[[a], [b], [c]]" in three["error"]["message"]
-    tokens = post(f"{url}/models/embed/tokenize", {"inputs": TEXTS[0]})[0]
+    assert len(answer(client, "/models/regress/predict", {"inputs": batch})) == 2
+    three = refusal(client, "/models/classify/predict", {"inputs": TEXTS[:3]})
+    assert "[[a], [b], [c]]" in three[3]
+    tokens = answer(client, "/models/embed/tokenize", {"inputs": TEXTS[0]})[0]
     assert [token["special"] for token in tokens[:2]] == [True, False]
     assert TEXTS[0][tokens[1]["start"] : tokens[1]["stop"]] == tokens[1]["text"]
-    info = httpx.get(f"{url}/info").json()
+    info = client.get("/info").json()
     assert {model["name"] for model in info["models"]} == predictors.keys()
     assert info["limits"]["queue_tokens"] == 131_072
     (embed,) = [model for model in info["models"] if model["task"] == "embed"]
@@ -240,13 +231,13 @@ def test_an_app_without_a_model_is_refused():
         App({})
 
 
-def test_metrics_count_what_was_answered(url):
+def test_metrics_count_what_was_answered(client):
     def texts() -> float:
-        text = httpx.get(f"{url}/metrics").text
+        text = client.get("/metrics").text
         rows = [row for row in text.splitlines() if 'bothways_texts_total{model="embed"}' in row]
         return float(rows[0].rpartition(" ")[2])
 
-    post(f"{url}/embed", {"inputs": "a"})
+    answer(client, "/embed", {"inputs": "a"})
     before = texts()
-    post(f"{url}/embed", {"inputs": ["a", "b", "c"]})
+    answer(client, "/embed", {"inputs": ["a", "b", "c"]})
     assert texts() == before + 3
