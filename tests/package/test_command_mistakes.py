@@ -282,6 +282,7 @@ def test_no_input_is_written_over(line, tmp_path, monkeypatch):
         ("quickstart --out made --minutes inf", "minutes"),
         ("serve model --drain-delay nan", "drain_delay"),
         ("serve model --drain-delay=-1", "drain_delay"),
+        ("serve model --threads 0", "threads"),
         ("corpus inspect corpus --documents=-1", "documents"),
         ("tokenizer report a.txt --tokenizer made --examples=-1", "examples"),
         ("calibrate model dev.tsv --out made --error nan", "error"),

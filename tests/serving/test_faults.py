@@ -67,14 +67,6 @@ def test_bodies_that_are_no_json_object_of_fields(url, body):
     assert len(response.content) < 2000  # what was sent is not sent back
 
 
-def test_a_body_in_another_encoding_is_no_utf8(url):
-    response = httpx.post(
-        f"{url}/classify", content='{"inputs": "中"}'.encode("gb18030"), headers=JSON
-    )
-    assert code(response) == (400, "invalid_json")
-    assert "not UTF-8 at byte 12" in response.json()["error"]["message"]
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -119,6 +111,9 @@ def test_fields_of_the_wrong_kind(url, path, body):
         ("/likelihood", {"inputs": "film " * 30}, (413, "too_many_tokens")),
         ("/classify", {"inputs": "a", "model": "../etc"}, (404, "model_not_found")),
         ("/models/%2e%2e%2fetc/classify", {"inputs": "a"}, (404, "model_not_found")),
+        ("/models//classify", {"inputs": "a"}, (404, "model_not_found")),
+        ("/models/" + "a" * 10_000 + "/classify", {"inputs": "a"}, (404, "model_not_found")),
+        ("//etc/passwd", {}, (404, "not_found")),
         ("/tag", {"inputs": "a", "model": "embed"}, (422, "wrong_task")),
         ("/nothing", {}, (404, "not_found")),
         ("/info", {}, (405, "method_not_allowed")),
@@ -127,6 +122,7 @@ def test_fields_of_the_wrong_kind(url, path, body):
 def test_limits_and_names(url, path, body, expected):
     response = httpx.post(f"{url}{path}", json=body)
     assert code(response) == expected
+    assert len(response.content) < 1000
     if expected[1] == "empty":  # each route has another name for its inputs
         path = response.json()["error"]["param"]
         assert path is None or path.partition(".")[0] in body

@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from bothways.cli.main import app as cli
-from bothways.core.errors import BothwaysError
 from bothways.hub.provenance import digest_of_model
 from bothways.serving import run
 from bothways.serving.app import requests_log
@@ -140,11 +139,6 @@ def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):
     (tmp_path / "old" / "1_Pooling").mkdir()
     (tmp_path / "old" / "1_Pooling" / "config.json").write_text("{}")
     assert digest_of_model(str(tmp_path / "old")) != digest
-
-
-def test_a_server_needs_a_thread(folder):
-    with pytest.raises(BothwaysError, match="threads"):
-        cli(["serve", str(folder), "--port", "0", "--threads", "0"], result_action="return_value")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
