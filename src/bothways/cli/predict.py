@@ -411,6 +411,6 @@ def mine(  # noqa: PLR0913 – one option per question
             progress=progress,
         )  # fmt: skip
     mined = f"{quantity(done.negatives, 'negative(s)')} for {quantity(done.rows, 'row(s)')}"
-    summary = f"{mined} in {out}; {done.short:,} have fewer than {negatives}."
+    summary = f"{mined} in {out}; {quantity(done.short, 'has|have')} fewer than {negatives}."
     likely, rows = quantity(done.likely, "likely positive(s)"), quantity(done.with_likely, "row(s)")
     write_stderr(f"{summary} {likely} of {rows} are in {done.likely_file}.")
