@@ -3,8 +3,10 @@
 import io
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -173,6 +175,14 @@ def test_names_are_in_the_legend_whatever_their_letters():
     lines = [sections.Line(name, [1, 2], [1, at]) for at, name in enumerate(names)]
     svg = draw(sections.Curves("Loss", "steps", "nats", lines, {"_基线": 1.5}))
     assert [name for name in (*names, "_基线") if name not in svg] == []
+
+
+def test_threads_draw_the_same_and_leave_the_style_of_the_program():
+    before, charts = dict(mpl.rcParams), [CURVES, CONFUSION]
+    expected = [draw(chart) for chart in charts]
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(draw, charts * 6)] == expected * 6
+    assert dict(mpl.rcParams) == before
 
 
 def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():

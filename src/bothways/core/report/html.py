@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,6 +57,8 @@ _BASELINE = 0.3
 _WRITTEN = 8
 """Maximum number of labels for which a confusion matrix shows its counts in the picture."""
 _DEFINED = re.compile(r'\sid="([^"]+)"')
+_DRAWING = threading.Lock()
+"""Held while matplotlib has the style of charts, which all threads of the process share."""
 
 
 def metrics_html(
@@ -133,7 +136,8 @@ def draw(chart: sections.Chart) -> str:
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.title}), warnings.catch_warnings():
+    style = _STYLE | {"svg.hashsalt": chart.title}
+    with _DRAWING, mpl.rc_context(style), warnings.catch_warnings():
         # Text is drawn by the page, in its fonts: matplotlib's own may lack letters.
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         match chart:
