@@ -234,14 +234,16 @@ def test_tagger_learns_from_context(settings, tmp_path):
     assert heard.done("training")[-1] == 1.0
 
 
-def test_dev_sentences_keep_order(data, settings):
+def test_dev_sentences_keep_order(data, settings, monkeypatch):
     first = data.dev_examples[0]
     held = (TagExample((), ()), *data.dev_examples)
     dev = dataclasses.replace(data.dev, offsets=np.concatenate([[0], data.dev.offsets]))
     with_empty = dataclasses.replace(data, dev_examples=held, dev=dev)
     tagger = build_tagger(data, settings)
     tagger.train()
-    pairs = list(tag_words(tagger, with_empty, words=20))
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "AT_ONCE", 20)
+        pairs = list(tag_words(tagger, with_empty))
     assert tagger.training
     assert [example for example, _ in pairs] == list(held)
     assert pairs[0][1].tags == ()

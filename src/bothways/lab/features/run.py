@@ -134,7 +134,8 @@ class LayerSum(nn.Module):
 
 _VALUES, _ABOUT = "features.npy", "features.json"
 AT_ONCE = 8192
-"""Maximum number of tokens in a batch of the encoder, unless a sequence has more."""
+"""Maximum number of tokens of the encoder, or words of the tagger, in a batch without gradients,
+unless a sequence has more."""
 
 
 @dataclass(frozen=True)
@@ -491,19 +492,14 @@ def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
 
 
 @torch.no_grad()
-def tag_words(
-    tagger: FeatureTagger, data: FeatureData, words: int = 8192
-) -> list[tuple[TagExample, TagPrediction]]:
+def tag_words(tagger: FeatureTagger, data: FeatureData) -> list[tuple[TagExample, TagPrediction]]:
     """Return the dev sentences with their predictions, without dropout.
 
     The tagger's mode is restored.
-
-    Args:
-        words: maximum number of words in a batch, unless a sentence has more.
     """
     sequences, outputs = data.dev.sequences(start=len(data.train.values)), dict[int, Output]()
     with evaluating(tagger):
-        for indices, batch in in_batches(sequences, words, tagger.dense.weight.device):
+        for indices, batch in in_batches(sequences, AT_ONCE, tagger.dense.weight.device):
             logits = tagger.logits(batch).float().cpu().numpy()
             parts = np.split(logits, np.cumsum(batch.layout.lengths)[:-1])
             outputs.update(zip(indices, parts, strict=True))
