@@ -7,9 +7,16 @@ import torch
 
 from bothways.core.errors import ConfigError
 from bothways.model.attention.patterns import Blocks, Full, Window
-from bothways.model.config import Dropouts, EncoderConfig, Gated, Readout, Sharing
+from bothways.model.config import Dropouts, EncoderConfig, Gated, Own, Readout, Sharing
 from bothways.model.heads import LabelHead, MaskedHead, NextTokenHead
-from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary, Sinusoidal
+from bothways.model.positions import (
+    Convolution,
+    Disentangled,
+    DistanceBias,
+    Learned,
+    Rotary,
+    Sinusoidal,
+)
 
 
 def encoder(**settings):
@@ -48,6 +55,19 @@ def encoder(**settings):
         (lambda: Sinusoidal(0), "encoder.position.max_positions"),
         (lambda: Rotary(0), "encoder.position.max_positions"),
         (lambda: Rotary(bases=(1.0,)), "encoder.position.bases"),
+        (lambda: DistanceBias(2), "encoder.position.bias.buckets"),
+        (lambda: DistanceBias(6), "encoder.position.bias.buckets"),
+        (lambda: DistanceBias(32, 8), "encoder.position.bias.max_distance"),
+        (lambda: Disentangled(0), "encoder.position.max_positions"),
+        (lambda: Disentangled(max_distance=0), "encoder.position.max_distance"),
+        (lambda: Disentangled(terms=()), "encoder.position.terms"),
+        (lambda: Disentangled(terms=("c2p", "c2p")), "encoder.position.terms"),
+        (lambda: Disentangled(buckets=1), "encoder.position.buckets"),
+        (lambda: Convolution(4), "encoder.position.convolution.size"),
+        (lambda: Convolution(groups=0), "encoder.position.convolution.groups"),
+        (encoder(position=Disentangled(convolution=Convolution(groups=5))), "encoder.position.convolution.groups"),
+        (lambda: Sharing(layers_per_group=2, parts="attention"), "encoder.sharing.layers_per_group"),
+        (lambda: Own(input_dropout=1.0), "encoder.readout.input_dropout"),
         (lambda: Window(-1), "encoder.patterns.radius"),
         (lambda: Gated(1.0), "encoder.mlp.dropout"),
         (lambda: Readout(pair_dropout=1.5), "encoder.readout.pair_dropout"),

@@ -216,8 +216,3 @@ def test_folders_are_our_own_and_copies_and_prepared_models_share_alike(tmp_path
     with torch.inference_mode():
         found = prepare_model(model)(BATCH).last_hidden_state
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_layer_of_several_blocks_shares_all_or_nothing():
-    with pytest.raises(ConfigError, match="must be 1 where layers share attention alone, not 2"):
-        Sharing(layers_per_group=2, parts="attention")

@@ -112,7 +112,7 @@ class SpanBoundary(nn.Module):
         self.activation = config.activation
         self.place = nn.Embedding(OFFSETS, OFFSET_WIDTH)
         self.first = nn.Linear(2 * config.width + OFFSET_WIDTH, config.width)
-        self.first_norm = layer_norm(config, config.width)
+        self.first_norm = layer_norm(config)
         self.second = nn.Linear(config.width, config.embedding_width)
         self.second_norm = layer_norm(config, config.embedding_width)
         self.bias = nn.Parameter(torch.zeros(config.vocab))

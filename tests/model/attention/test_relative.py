@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from batch_operations import batch_flops
 from bothways.core.batch import EQUAL, LOOSE, Batch, Layout, RectanglePolicy
-from bothways.core.config.reader import load, read, to_dict
+from bothways.core.config.reader import read, to_dict
 from bothways.core.errors import ConfigError
 from bothways.model.attention import relative as disentangled
 from bothways.model.attention.mask import AttentionView
@@ -285,33 +285,12 @@ def test_it_runs_in_bfloat16_and_before_other_norms():
     assert encoder.decode(batch, exact.before, exact.before).shape == exact.last.shape
 
 
-@pytest.mark.parametrize(
-    ("settings_", "message"),
-    [
-        (["position.max_positions=0"], r"position.max_positions: must be at least 1, not 0"),
-        (["position.max_distance=0"], r"position.max_distance: must be at least 1, not 0"),
-        (["position.terms=[]"], r"position.terms: must hold c2p, p2c or both, once each"),
-        (["position.terms=c2p,c2p"], r"position.terms: must hold c2p, p2c or both, once each"),
-        (["position.buckets=1"], r"position.buckets: must be at least 2, not 1"),
-        (
-            ["position.max_distance=9", "position.buckets=16"],
-            "must be below twice the distance 9 less 1 or at least 1022, enough",
-        ),
-        (["position.max_distance=9", "position.buckets=1021"], "in 512 positions, not 1021"),
-        (["position.convolution.size=4"], "position.convolution.size: must be odd, not 4"),
-        (["position.convolution.groups=0"], "convolution.groups: must be at least 1, not 0"),
-        (["position.convolution.groups=5"], "convolution.groups: width 768 cannot .* 5 groups"),
-        (["readout.labels.input_dropout=1"], r"must be at least 0 and below 1, not 1.0"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings_, message):
-    base = EncoderConfig(9, position=Disentangled(convolution=Convolution()))
-    with pytest.raises(ConfigError, match=message):
-        load(
-            EncoderConfig,
-            base=replace(base, readout=replace(base.readout, labels=Own())),
-            overrides=settings_,
-        )
+@pytest.mark.parametrize("buckets", [16, 1021])
+def test_buckets_that_would_not_widen_are_refused(buckets):
+    message = rf"twice the distance 9 less 1 or at least 1022, .* 512 positions, not {buckets}"
+    with pytest.raises(ConfigError, match=message) as raised:
+        Disentangled(max_distance=9, buckets=buckets)
+    assert raised.value.where == "encoder.position.buckets"
 
 
 def test_a_configuration_comes_back_from_plain_values():

@@ -6,7 +6,8 @@ than a name is a pair of functions, `read_more` and `write_more`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -223,21 +224,16 @@ class ConfigRules:
         }
 
 
-class _RecordedSettings(Mapping[str, Any]):
+class _RecordedSettings(UserDict[str, Any]):
     """Settings that record which of them are read; the others are unknown to the family."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings, self.read = settings, set[str]()
+        super().__init__(settings)
+        self.read = set[str]()
 
     def __getitem__(self, key: str) -> Any:
         self.read.add(key)
-        return self._settings[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._settings)
-
-    def __len__(self) -> int:
-        return len(self._settings)
+        return self.data[key]
 
 
 def check_size(config: EncoderConfig, location: str) -> None:
