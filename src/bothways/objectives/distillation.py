@@ -480,19 +480,11 @@ def soft_divergence(
 
     Source: Hinton et al. 2015, section 2.
     """
-    apply: Callable[..., Tensor] = _SoftDivergence.apply
-    return apply(logits, target, weight, temperature)
+    exact = torch.promote_types(logits.dtype, torch.float32)
 
-
-class _SoftDivergence(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor, temperature: float
-    ) -> Tensor:
-        """Return the sum; compute the gradient for the logits if one is needed."""
-        exact = torch.promote_types(logits.dtype, torch.float32)
+    def compute(needed: bool) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         total = logits.new_zeros((), dtype=exact)
-        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        gradient = torch.empty_like(logits) if needed else None
         for chunk in row_chunks(logits):
             log_q = torch.log_softmax(logits[chunk].to(exact) / temperature, 1)
             log_p = torch.log_softmax(target[chunk].to(exact) / temperature, 1)
@@ -500,14 +492,9 @@ class _SoftDivergence(torch.autograd.Function):
             total += temperature**2 * (w * p * (log_p - log_q)).sum()
             if gradient is not None:
                 gradient[chunk] = (log_q.exp_() - p) * (w * temperature)
-        ctx.save_for_backward(gradient)
-        return total
+        return total, (gradient,)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad_total, None, None, None
+    return _with_gradients(compute, logits)
 
 
 def relation_divergence(
@@ -521,60 +508,46 @@ def relation_divergence(
     The softmax is over the tokens of a sequence. Products are in fp32 or finer, also under
     autocast. The teacher's vectors, of any width, get no gradient.
     """
-    apply: Callable[..., Tensor] = _RelationDivergence.apply
-    return apply(layout, weight, student, teacher)
+    exact, heads = torch.promote_types(student.dtype, torch.float32), student.shape[1]
+    elements = (
+        TUNING.loss_chunk_elements_cuda if student.is_cuda else TUNING.loss_chunk_elements_cpu
+    )
 
-
-class _RelationDivergence(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, layout: Layout, weight: Tensor, student: Tensor, teacher: Tensor
-    ) -> Tensor:
-        """Return the sum; compute the gradients for the student's vectors if needed."""
-        exact, heads = torch.promote_types(student.dtype, torch.float32), student.shape[1]
-        total, needed = student.new_zeros((), dtype=exact), any(ctx.needs_input_grad)
-        elements = (
-            TUNING.loss_chunk_elements_cuda if student.is_cuda else TUNING.loss_chunk_elements_cpu
-        )
+    def compute(needed: bool) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        total = student.new_zeros((), dtype=exact)
         gradients: list[list[Tensor]] = [[], []]  # of the vectors as queries, and as keys
-        with torch.autocast(student.device.type, enabled=False):
-            for rectangle in layout.rectangles:
-                # A matrix `(longest, d)` for each sequence and head.
-                a, t = (
-                    rectangle.pad(x).transpose(1, 2).flatten(0, 1).to(exact)
-                    for x in (student, teacher)
-                )
-                w = rectangle.pad(weight.to(exact)).repeat_interleave(heads, 0)
-                keep = rectangle.keep
+        for rectangle in layout.rectangles:
+            # A matrix `(longest, d)` for each sequence and head.
+            a, t = (
+                rectangle.pad(x).transpose(1, 2).flatten(0, 1).to(exact) for x in (student, teacher)
+            )
+            w = rectangle.pad(weight.to(exact)).repeat_interleave(heads, 0)
+            keep = rectangle.keep
+            if keep is not None:
+                keep = keep.repeat_interleave(heads, 0)
+            grads, scale = (torch.empty_like(a), torch.empty_like(a)), a.shape[-1] ** -0.5
+            count = max(1, elements // (PAIR_ARRAYS * a.shape[1] ** 2))
+            for at in (slice(start, start + count) for start in range(0, len(a), count)):
+                scores = (a[at] * scale) @ a[at].mT
+                target = (t[at] * t.shape[-1] ** -0.5) @ t[at].mT
                 if keep is not None:
-                    keep = keep.repeat_interleave(heads, 0)
-                grads, scale = (torch.empty_like(a), torch.empty_like(a)), a.shape[-1] ** -0.5
-                count = max(1, elements // (PAIR_ARRAYS * a.shape[1] ** 2))
-                for at in (slice(start, start + count) for start in range(0, len(a), count)):
-                    scores = (a[at] * scale) @ a[at].mT
-                    target = (t[at] * t.shape[-1] ** -0.5) @ t[at].mT
-                    if keep is not None:
-                        for values in (scores, target):
-                            values.masked_fill_(~keep[at, None], torch.finfo(exact).min)
-                    log_q, log_p = torch.log_softmax(scores, -1), torch.log_softmax(target, -1)
-                    p = log_p.exp()
-                    total += (torch.linalg.vecdot(p, log_p.sub_(log_q)) * w[at]).sum()
-                    if needed:
-                        # dKL/dS = q − p, and S = scale · A Aᵀ: rows of A are queries and keys, and
-                        # as queries have the gradient dS A, as keys dSᵀ A.
-                        slope = log_q.exp_().sub_(p).mul_(w[at, :, None] * scale)
-                        grads[0][at], grads[1][at] = slope @ a[at], slope.mT @ a[at]
-                for pieces, gradient in zip(gradients, grads, strict=True):
-                    rows = gradient.reshape(rectangle.rows, -1, *gradient.shape[1:])
-                    pieces.append(rectangle.unpad(rows.transpose(1, 2)).to(student.dtype))
-        ctx.save_for_backward(*(torch.cat(pieces) for pieces in gradients if needed))
-        return total
+                    for values in (scores, target):
+                        values.masked_fill_(~keep[at, None], torch.finfo(exact).min)
+                log_q, log_p = torch.log_softmax(scores, -1), torch.log_softmax(target, -1)
+                p = log_p.exp()
+                total += (torch.linalg.vecdot(p, log_p.sub_(log_q)) * w[at]).sum()
+                if needed:
+                    # dKL/dS = q − p, and S = scale · A Aᵀ: rows of A are queries and keys, and as
+                    # queries have the gradient dS A, as keys dSᵀ A.
+                    slope = log_q.exp_().sub_(p).mul_(w[at, :, None] * scale)
+                    grads[0][at], grads[1][at] = slope @ a[at], slope.mT @ a[at]
+            for pieces, gradient in zip(gradients, grads, strict=True):
+                rows = gradient.reshape(rectangle.rows, -1, *gradient.shape[1:])
+                pieces.append(rectangle.unpad(rows.transpose(1, 2)).to(student.dtype))
+        return total, tuple(torch.cat(pieces) for pieces in gradients if needed)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
-        queries, keys = (gradient * grad_total for gradient in ctx.saved_tensors)
-        return None, None, queries + keys, None
+    with torch.autocast(student.device.type, enabled=False):
+        return _with_gradients(compute, student, student)
 
 
 def in_parts(
@@ -588,45 +561,53 @@ def in_parts(
     What `compute` makes of a part of `rows` rows, such as logits, exists for one part at a time;
     `parameters` are all other tensors that need a gradient of it.
     """
+    chunks = [slice(at, at + rows) for at in range(0, len(x), rows)]
     if not torch.is_grad_enabled():
-        chunks = (slice(at, at + rows) for at in range(0, len(x), rows))
         return torch.stack([x.new_zeros(()), *(compute(x[chunk], chunk) for chunk in chunks)]).sum()
-    result: Tensor = _InParts.apply(compute, rows, x, *parameters)  # type: ignore[no-untyped-call]
-    return result
+    learned = [p for p in parameters if p.requires_grad]
 
-
-class _InParts(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        compute: Callable[[Tensor, slice], Tensor],
-        rows: int,
-        x: Tensor,
-        *parameters: Tensor,
-    ) -> Tensor:
-        """Return the sum, and accumulate the gradients."""
+    def accumulate(needed: bool) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         total: Tensor = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
-        grad_x = torch.zeros_like(x)
-        gradients = [torch.zeros_like(p) if p.requires_grad else None for p in parameters]
-        learned = [p for p in parameters if p.requires_grad]
-        for at in range(0, len(x), rows):
-            chunk = slice(at, at + rows)
+        grad_x, gradients = torch.zeros_like(x), [torch.zeros_like(p) for p in learned]
+        for chunk in chunks:
             # A Function's `forward` records nothing by itself; each chunk's graph is freed at once.
             with torch.enable_grad():
                 inputs = x[chunk].detach().requires_grad_()
                 value = compute(inputs, chunk)
             total += value.detach()
-            grads = torch.autograd.grad(value, [inputs, *learned], allow_unused=True)
-            grad_x[chunk] = grads[0]
-            trained_gradients = (g for g in gradients if g is not None)
-            for gradient, addition in zip(trained_gradients, grads[1:], strict=True):
+            grad_x[chunk], *additions = torch.autograd.grad(
+                value, [inputs, *learned], allow_unused=True
+            )
+            for gradient, addition in zip(gradients, additions, strict=True):
                 if addition is not None:
                     gradient.add_(addition)
-        ctx.save_for_backward(grad_x, *gradients)
+        return total, (grad_x, *gradients)
+
+    return _with_gradients(accumulate, x, *learned)
+
+
+def _with_gradients(
+    compute: Callable[[bool], tuple[Tensor, tuple[Tensor | None, ...]]], *inputs: Tensor
+) -> Float[Tensor, ""]:
+    """Return a sum of losses whose gradients are made along with it.
+
+    Args:
+        compute: returns the sum and the gradients for `inputs`, which need them if it is called
+            with True.
+    """
+    apply: Callable[..., Tensor] = _WithGradients.apply
+    return apply(compute, *inputs)
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Any], *inputs: Tensor) -> Tensor:
+        total: Tensor
+        total, gradients = compute(any(ctx.needs_input_grad))
+        ctx.save_for_backward(*gradients)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
-        grads = (None if g is None else g * grad_total for g in ctx.saved_tensors)
-        return None, None, *grads
+        return None, *(gradient * grad_total for gradient in ctx.saved_tensors)
