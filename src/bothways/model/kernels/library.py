@@ -43,12 +43,6 @@ class Feature(enum.IntFlag):
 
 
 ALL_FEATURES = Feature(15)
-_NAMES = {
-    Feature.AVX512: "AVX-512",
-    Feature.VNNI: "VNNI",
-    Feature.BF16: "BF16",
-    Feature.AMX: "AMX",
-}
 
 
 @functools.cache
@@ -147,7 +141,8 @@ def _describe(features: Feature) -> str:
         return f"kernels: PyTorch's operators; the compiled ones are {abi.load().problem}"
     if Feature.AVX512 not in features:
         return "kernels: PyTorch's operators; the processor has no AVX-512"
-    used = " + ".join(name for feature, name in _NAMES.items() if feature in features)
+    names = [str(feature.name) for feature in Feature if feature in features]
+    used = " + ".join(names).replace("AVX512", "AVX-512")
     threads = torch.get_num_threads()
     return f"kernels: {used}, {threads} thread{'' if threads == 1 else 's'}"
 
