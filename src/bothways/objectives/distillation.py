@@ -213,7 +213,7 @@ class SoftTargets(StudentLoss):
             return soft_divergence(logits, target, weight[chunk], self.temperature)
 
         trained = [p for name, p in head.named_parameters() if not name.startswith("position.")]
-        return (Loss(in_parts(compute, x, [student.hidden.table, *trained], LOGIT_ROWS)),)
+        return (Loss(in_parts(compute, x, [student.hidden.table, *trained])),)
 
 
 @dataclass(frozen=True)
@@ -554,14 +554,13 @@ def in_parts(
     compute: Callable[[Float[Tensor, "rows width"], slice], Float[Tensor, ""]],
     x: Float[Tensor, "tokens width"],
     parameters: Iterable[Tensor],
-    rows: int,
 ) -> Float[Tensor, ""]:
     """Return Σ over parts of `compute(x[part], part)`, made with its gradient part by part.
 
-    What `compute` makes of a part of `rows` rows, such as logits, exists for one part at a time;
+    What `compute` makes of a part of `LOGIT_ROWS` rows, its logits, exists for one part at a time;
     `parameters` are all other tensors that need a gradient of it.
     """
-    chunks = [slice(at, at + rows) for at in range(0, len(x), rows)]
+    chunks = [slice(at, at + LOGIT_ROWS) for at in range(0, len(x), LOGIT_ROWS)]
     if not torch.is_grad_enabled():
         return torch.stack([x.new_zeros(()), *(compute(x[chunk], chunk) for chunk in chunks)]).sum()
     learned = [p for p in parameters if p.requires_grad]
