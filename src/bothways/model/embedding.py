@@ -63,10 +63,8 @@ class Embedding(nn.Module):
     def tables(self) -> dict[str, nn.Embedding]:
         """Return the learned tables among "token", "position", "segment" and "task"."""
         names = ("token", "position", "segment", "task")
-        modules = {name: getattr(self, name) for name in names}
-        return {
-            name: module for name, module in modules.items() if isinstance(module, nn.Embedding)
-        }
+        modules = ((name, getattr(self, name)) for name in names)
+        return {name: module for name, module in modules if isinstance(module, nn.Embedding)}
 
     def forward(
         self, batch: Batch

@@ -469,9 +469,7 @@ Head = (
     | ReplacedHead
     | NextTokenHead
 )
-HEADS: dict[str, type[Head]] = {
-    each.__dataclass_fields__["kind"].default: each for each in get_args(Head)
-}
+HEADS: dict[str, type[Head]] = {head.kind: head for head in get_args(Head)}
 """The heads by kind."""
 
 
