@@ -178,7 +178,7 @@ class AttentionView:
         layout: the geometry of the batch.
         pattern: which tokens attend to which.
         rotary: the rotary positions; None without them.
-        distances: the distances of disentangled positions; None without them.
+        distances: the distances of relative positions; None without them.
         global_attention_mask: True for the global tokens of a window; None without them.
         random: the key of random blocks, as in `AttentionPart`.
         causal: True for the tokens of sequences that are read from left to right; None without.
