@@ -85,7 +85,7 @@ class Bias:
         up: among `mlp`, those before the activation.
         projections: among attention's layers, queries, keys and values.
         norm: LayerNorms, also in heads.
-        head: the dense layer with an activation in a head.
+        head: the dense layer before the output of the masked LM head and of heads that read `Own`.
         output: the masked LM head's output, one number for each token of the vocabulary.
         key: among `projections`, keys, of tokens and of relative positions.
     """
