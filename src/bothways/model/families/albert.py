@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from bothways.model.config import Dropouts, EncoderConfig, Readout, Sharing
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
-from bothways.model.families.family import NUMBERS, ConfigRules, Family
+from bothways.model.families.family import DROPOUTS, NUMBERS, ConfigRules, Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 
 VOCABULARY = 30_000
@@ -64,7 +64,6 @@ _RULES: tuple[Rule, ...] = (
     ),
     *output_rules(),
 )
-_DROPOUT = ("classifier_dropout_prob", 0.1)
 
 ALBERT = Family(
     model_type="albert",
@@ -85,5 +84,5 @@ ALBERT = Family(
             {"net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"}
         ),
     ),
-    dropouts={"labels": _DROPOUT, "tags": _DROPOUT, "choice": _DROPOUT},
+    dropouts=dict.fromkeys(DROPOUTS, ("classifier_dropout_prob", 0.1)),
 )

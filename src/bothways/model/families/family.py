@@ -294,11 +294,7 @@ def first_name(names: Mapping[str, Any], value: object) -> str:
     return next((name for name, meaning in names.items() if meaning == value), "")
 
 
-DROPOUTS: dict[str, tuple[str, float | None]] = {
-    "labels": ("classifier_dropout", None),
-    "tags": ("classifier_dropout", None),
-    "choice": ("classifier_dropout", None),
-}
+DROPOUTS = dict.fromkeys(("labels", "tags", "choice"), ("classifier_dropout", None))
 """Dropouts of heads in BERT."""
 
 

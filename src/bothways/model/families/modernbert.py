@@ -185,7 +185,6 @@ _RULES: tuple[Rule, ...] = (
     *(Rename(f"heads.{kind}.norm", "head.norm") for kind in ("labels", "tags", "span", "choice")),
     *(Rename(f"heads.{kind}.dense", "classifier") for kind in ("labels", "tags", "span", "choice")),
 )
-_DROPOUT = ("classifier_dropout", 0.0)
 
 MODERNBERT = Family(
     model_type="modernbert",
@@ -217,5 +216,5 @@ MODERNBERT = Family(
         read_more=_read_more,
         write_more=_write_more,
     ),
-    dropouts={"labels": _DROPOUT, "tags": _DROPOUT, "choice": _DROPOUT},
+    dropouts=dict.fromkeys(family.DROPOUTS, ("classifier_dropout", 0.0)),
 )
