@@ -111,6 +111,13 @@ def test_rows_in_memory_mark_absent_values_as_in_a_table(absent):
     assert QuestionAnsweringTask().example({**row, "answers": "nan"}).answers == (("nan", -1),)
 
 
+@pytest.mark.parametrize("name", ["id", "answers", "is_impossible"])
+def test_values_that_no_message_can_show_are_refused(name):
+    row = {"question": "Who?", "context": CONTEXT, "answers": "cat", name: 10**5000}
+    with pytest.raises(DataError, match=f"'{name}' holds a number with too many digits"):
+        TASK.example(row)
+
+
 def test_answers_in_arrays_as_pandas_reads_parquet():
     texts, starts = np.array(["cat"], dtype=object), np.array([4], dtype=np.int32)
     row = {"question": "Who?", "context": CONTEXT}

@@ -37,7 +37,7 @@ from bothways.core.files import local_path
 from bothways.data.tables import plain_value, read_json_text
 from bothways.data.text_io import file_at
 from bothways.tasks.base import Columns, Row
-from bothways.tasks.columns import Column, text_of
+from bothways.tasks.columns import Column, cell_of, text_of
 
 Answers = tuple[tuple[str, int], ...]
 
@@ -163,11 +163,15 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
         DataError: the row lacks the question or the context, or a value has another type.
     """
     question, context = (text_of(row, name, where) for name in (columns.question, columns.context))
+
+    def value(name: str) -> Any:
+        return cell_of(row, name, where) if name in row else None
+
     answers: Answers | None = None
     impossible: bool | None = None
     if columns.answers is not None:
         # NaN marks an absent value, as pandas writes it.
-        cells = (plain_value(row.get(name)) for name in (columns.answers, _IMPOSSIBLE))
+        cells = (value(name) for name in (columns.answers, _IMPOSSIBLE))
         cell, flag = (None if isinstance(x, float) and math.isnan(x) else x for x in cells)
         answers = _answers(cell, where)
         if flag is not None and not isinstance(flag, bool):
@@ -178,7 +182,8 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
             answers, impossible = (), True
         elif answers is not None:
             impossible = False
-    key = str(row.get(columns.id, where.rpartition(" ")[2]))  # in memory its number: "input 3"
+    # In memory it has its number: "input 3"
+    key = where.rpartition(" ")[2] if (cell := value(columns.id)) is None else str(cell)
     return Question(key, question, context, answers or (), impossible, where)
 
 

@@ -192,8 +192,9 @@ def _without_skipped(
     for row in rows:
         reason = None  # to skip the row, as tools of annotation mark it
         if isinstance(row.values, Mapping):
-            if row.values.get("answer") in ("reject", "ignore") and "text" in row.values:
-                reason = f'their "answer" is {row.values["answer"]}'
+            answer = tables.plain_value(row.values.get("answer"))
+            if answer in ("reject", "ignore") and "text" in row.values:
+                reason = f'their "answer" is {answer}'
             elif row.values.get("entities") is _NOBODY:
                 reason = "nobody annotated them"
         if reason is None:
@@ -238,7 +239,7 @@ def _joined_rows(rows: Iterator[tables.TableRow], columns: TagColumns) -> Iterat
     group, current = list[tables.TableRow](), None
     try:
         for row in rows:
-            value = row.values.get(columns.sentence or "")
+            value = tables.plain_value(row.values.get(columns.sentence or ""))
             # The number may stand in the first row of a sentence only: 1, empty, empty, 2 …
             begins = not is_absent(value) and value != ""
             if group and begins and value != current:
