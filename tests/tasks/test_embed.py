@@ -153,6 +153,13 @@ def test_dev_rows_without_an_answer_are_found_before_training(text_b, answer):
     assert "dev:2" in finding.what
 
 
+def test_negatives_of_a_class_are_refused():
+    row = {"text": "a", "label": "x", "negative": "b"}
+    with pytest.raises(DataError, match="column 'negative', and no positive") as caught:
+        SentenceEmbeddingTask().example(row, where="row 1")
+    assert caught.value.where == "row 1"
+
+
 def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made):
     model, tokenizer, _ = made
     for layer in (3, -4):

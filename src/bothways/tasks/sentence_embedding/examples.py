@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bothways.core.errors import DataError, Finding
+from bothways.core.errors import DataError, Finding, argument
 from bothways.core.terminal import listed
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED, read_lines
@@ -282,6 +282,10 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
     negatives = tuple(
         itertools.chain.from_iterable(_texts(row, name, where) for name in columns.negatives or ())
     )
+    if negatives and not positives:
+        message = f"has negatives, in column {(columns.negatives or ())[0]!r}, and no positive"
+        fix = f"Name the column of the positive, {argument(text_b='NAME')}, or remove this one."
+        raise DataError(message, where=where, fix=fix)
     label, scores = None, tuple[float, ...]()
     if columns.label is not None:
         value = cell_of(row, columns.label, where)
