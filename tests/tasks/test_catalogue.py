@@ -14,6 +14,7 @@ from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
@@ -43,6 +44,7 @@ def test_an_unknown_label_does_not_list_all_labels():
     ("task", "row", "expected"),
     [
         (ClassificationTask(), {"text": "good", "label": 1}, TextExample("good", None, "1")),
+        (RegressionTask(), {"sentence1": "a", "sentence2": "b", "score": 2.5}, TextExample("a", "b", "2.5")),
         (ClassificationTask(TextColumns("body")), {"body": "good", "text": "bad"}, TextExample("good")),
         (
             TaggingTask(), {"text": "In Oslo."},

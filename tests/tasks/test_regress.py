@@ -8,7 +8,7 @@ from bothways.core.errors import DataError
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask
-from bothways.tasks.text_task import TextColumns, TextExample
+from bothways.tasks.text_task import TextExample
 from toy_tasks import TOY_TASKS, make_scored
 
 
@@ -31,16 +31,6 @@ def test_what_is_no_number_cannot_be_scored(tokenizer):
         message = rf"^s\.tsv:3: label '{label}' is not a number\n  Write a number, such as 2\.5"
         with pytest.raises(DataError, match=message):
             evaluate_task(task, [TextExample("ape", None, label, "s.tsv:3")])
-
-
-def test_scores_are_read_from_files_as_classes_are(tmp_path):
-    rows = "index\tsentence1\tsentence2\tscore\n0\tape\tbee\t2.50\n1\tcat\tdog\t\n"
-    (tmp_path / "sts.tsv").write_text(rows)
-    reading = RegressionTask().read(str(tmp_path / "sts.tsv"))
-    assert reading.task == RegressionTask(TextColumns("sentence1", "sentence2", "score"))
-    first, second = reading.examples
-    assert (first.text, first.text_b, first.label) == ("ape", "bee", "2.50")
-    assert second.label is None
 
 
 def test_scores_far_from_0_have_units_of_their_own():

@@ -149,8 +149,6 @@ def test_a_sentence_without_entities_is_right_if_none_are_predicted(tokenizer):
 
 
 def test_plain_tags_have_no_entities(tokenizer):
-    from sklearn.metrics import f1_score
-
     labels = ("NN", "VB")
     task = make_task(tokenizer, TaggingTask(), labels)
     examples = make_sentences(10, labels=labels)
@@ -162,8 +160,6 @@ def test_plain_tags_have_no_entities(tokenizer):
     pairs = [[*zip(example.tags, made.tags, strict=True)] for example, made in results]
     for result, words in zip(results, pairs, strict=True):
         assert task.grade(*result) == pytest.approx(np.mean([a == b for a, b in words]))
-    truth, found = zip(*itertools.chain.from_iterable(pairs), strict=True)
-    assert metrics["f1"] == pytest.approx(f1_score(truth, found, average="macro"))
     assert task.grade(TagExample((), ()), next(predict(task, [TagExample(())]))[1]) == 1.0
 
 
