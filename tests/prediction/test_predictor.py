@@ -249,11 +249,9 @@ def test_settings_of_other_tasks_are_named_as_they_were_given(model, task, setti
 
 
 def test_streams_are_lazy(predictors):
-    from bothways.prediction.engine import PredictConfig
-
     taken = []
     inputs = (taken.append(number) or TEXTS[0] for number in itertools.count())
-    stream = predictors["classify"].stream(inputs, PredictConfig(window=4))
+    stream = predictors["classify"].stream(inputs, window=4)
     next(stream)
     assert taken == [0, 1, 2, 3]
 

@@ -23,7 +23,7 @@ from bothways.model.heads import SpanHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction import engine
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
@@ -291,7 +291,7 @@ def test_each_context_is_tokenized_once(tmp_path, monkeypatch):
     ordered = sorted(questions, key=lambda q: q.context)  # windows would part them
     monkeypatch.setattr(labelled, "ENCODED", 3)
     for run in (
-        lambda: list(predict(make_task(tmp_path), ordered, PredictConfig(window=3))),
+        lambda: list(predict(make_task(tmp_path), ordered, window=3)),
         lambda: examine(task.task, task.tokenizer, ordered, [], LENGTH),
     ):
         seen.clear()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import predict
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
@@ -58,7 +58,7 @@ def test_lengths_that_the_model_cannot_have_are_refused(tmp_path, length):
 def test_scores_are_of_all_predictions_in_one_pass(tmp_path):
     task, examples = make_task(tmp_path), make_examples(100, seed=4)
     results = list(predict(task, examples))
-    metrics = evaluate_task(task, iter(examples), PredictConfig(window=64))
+    metrics = task.score(predict(task, iter(examples), window=64))
     right = [example.label == prediction.label for example, prediction in results]
     losses = [-math.log(made.probabilities[str(example.label)]) for example, made in results]
     assert metrics["accuracy"] == pytest.approx(np.mean(right))
@@ -68,9 +68,3 @@ def test_scores_are_of_all_predictions_in_one_pass(tmp_path):
     of_two = make_task(tmp_path, ("x", "y")).score([(TextExample("t", None, "y"), impossible)])
     assert "f1" in of_two
     assert 100 < of_two["loss"] < math.inf
-
-
-@pytest.mark.parametrize("name", ["tokens", "window"])
-def test_a_pace_of_nothing_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
-        PredictConfig(**{name: 0})

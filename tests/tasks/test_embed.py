@@ -17,7 +17,7 @@ from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.hub.sentence_transformers import read_program_config
 from bothways.prediction.analysis.evaluation import sweep_layers
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import evaluate_task, predict
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding.examples import EmbedColumns, VectorExample
@@ -59,7 +59,7 @@ def test_vectors_are_those_of_a_plain_loop(made, pooling, layers, combine):
         settings |= {"normalised": normalised, "components": components}
         definition = SentenceEmbeddingTask(**settings)
         task = definition.bind(model, tokenizer, (), 24).train()
-        found = predict(task, map(TextExample, texts), PredictConfig(tokens=30, window=4))
+        found = predict(task, map(TextExample, texts), window=4)
         for text, (example, prediction) in zip(texts, found, strict=True):
             assert example.text == text
             chosen = [hidden[text][layer] for layer in layers]
@@ -104,7 +104,7 @@ def test_pairs_are_scored_as_scipy_scores_them(made):
     pairs = zip(texts[::2], texts[1::2], strict=True)
     examples = [TextExample(*pair, str(draw.random())) for pair in pairs]
     task = SentenceEmbeddingTask(normalised=True).bind(model, tokenizer, (), 24)
-    found = evaluate_task(task, examples, PredictConfig(window=7))
+    found = task.score(predict(task, examples, window=7))
     predictions = [p for _, p in predict(task, examples)]
     cosines, scores = [p.cosine for p in predictions], [float(e.label or 0) for e in examples]
     assert found["pearson"] == pytest.approx(stats.pearsonr(cosines, scores).statistic, abs=1e-5)

@@ -12,7 +12,7 @@ import tokenizers
 import torch
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.masked_lm.task import MaskFillingTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ def test_tokens_and_probabilities_are_those_of_transformers(made, training):
     tokenizer, draw = made[1], random.Random(0)
     texts = [make_masked_text(draw, 8, masks) for masks in (1, 1, 2, 3, 1, 4)]
     task = MaskFillingTask(top=6).bind(model, tokenizer, (), 24).train(training)
-    results = predict(task, map(TextExample, texts), PredictConfig(tokens=40, window=4))
+    results = predict(task, map(TextExample, texts), window=4)
     found = [prediction for _, prediction in results]
     assert task.training is training
     model.eval()

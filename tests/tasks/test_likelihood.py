@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bothways.core.errors import DataError
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import evaluate_task, predict
 from bothways.prediction.predictor import open_task
 from bothways.tasks.masked_lm import task as likelihood
 from bothways.tasks.masked_lm.task import LikelihoodTask, MaskFillingTask
@@ -27,7 +27,7 @@ def test_it_is_that_of_a_plain_loop(made, variant, training):
     texts = [make_masked_text(draw, longest, 0) for longest in (1, 4, 9, 9, 30)]
     texts += ["apesss bees", ""]
     task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 12).train(training)
-    results = predict(task, map(TextExample, texts), PredictConfig(tokens=60, window=3))
+    results = predict(task, map(TextExample, texts), window=3)
     found = [prediction for _, prediction in results]
     assert task.training is training
     model.eval()

@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 from bothways.core.batch import IGNORED
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.predictions import Entity
 from bothways.tasks.tagging.examples import TagColumns, TagExample, with_context
@@ -167,7 +167,7 @@ def test_scores_are_of_all_sentences(tokenizer):
     from seqeval.metrics import f1_score
 
     task, examples = make_task(tokenizer), make_sentences(30, seed=4)
-    metrics = evaluate_task(task, iter(examples), PredictConfig(window=16))
+    metrics = task.score(predict(task, iter(examples), window=16))
     results = list(predict(task, examples))
     truth = [list(respell(e.tags or (), "iob2")) for e, _ in results]
     predicted = [list(prediction.tags) for _, prediction in results]

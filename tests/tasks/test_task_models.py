@@ -10,7 +10,7 @@ from torch import Tensor
 from bothways.core.batch import ChoiceTargets, SpanTargets, TokenTargets, pack
 from bothways.core.errors import DataError
 from bothways.core.source import Sequence
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import evaluate_task, predict
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded
 from spread import in_turn
 from toy_tasks import TOY_TASKS
@@ -101,8 +101,8 @@ def numbers_of(prediction: Any) -> list[float]:
 def test_predictions_are_those_of_each_example_alone_and_in_order(name, tokenizer):
     task, examples = TOY_TASKS[name].bind(tokenizer, dropout=0.1), TOY_TASKS[name].make(10, 3)
     alone = [next(predict(task, [example]))[1] for example in examples]
-    for pace in (PredictConfig(), PredictConfig(tokens=40, window=4)):
-        results = list(predict(task, examples, pace))
+    for window in (100, 4):
+        results = list(predict(task, examples, window=window))
         assert [example for example, _ in results] == examples
         for (_, prediction), expected in zip(results, alone, strict=True):
             assert numbers_of(prediction) == pytest.approx(numbers_of(expected), abs=1e-5)

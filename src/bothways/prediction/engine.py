@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from bothways.core.batch import Batch, cut_to_predict, pack
-from bothways.core.config.values import require_at_least
 from bothways.core.errors import DivergedError, render
 from bothways.core.progress import Progress
 from bothways.core.runtime.devices import device_of
@@ -27,25 +26,10 @@ from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, 
 
 T = TypeVar("T")
 
+WINDOW = 4096
+"""Examples that are read together: sequences of similar length share a batch."""
 _WINDOW_NUMBERS = 2**21
 """The most probabilities that a window of predictions holds."""
-
-
-@dataclass(frozen=True)
-class PredictConfig:
-    """Batching of predictions, on which results do not depend.
-
-    Attributes:
-        tokens: the most tokens of a batch, unless one sequence has more; None for the
-            device's (`runtime.tuning`).
-        window: examples that are read together; sequences of similar length share a batch.
-    """
-
-    tokens: int | None = None
-    window: int = 4096
-
-    def __post_init__(self) -> None:
-        require_at_least(1, tokens=self.tokens, window=self.window)
 
 
 @dataclass
@@ -105,9 +89,6 @@ def counting(reading: Reading[Any], progress: Progress, stage: str) -> Predictio
     return counts
 
 
-DEFAULT_PREDICT = PredictConfig()
-
-
 def prepare_task_model(
     task_model: TaskModel[E, P],
     precision: PredictPrecision = "fp32",
@@ -127,42 +108,43 @@ def prepare_task_model(
 def predict(
     task_model: TaskModel[E, P],
     examples: Iterable[E],
-    config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
+    *,
+    window: int = WINDOW,
 ) -> Iterator[tuple[E, P]]:
     """Return an iterator of examples with their predictions, in their order, without dropout.
+
+    Args:
+        window: examples that are read together, on which results do not depend.
 
     Raises:
         ConfigError: the precision is not available on the task's device, or for its model.
         DivergedError: the model's output is not finite.
     """
-    windows = encoded_windows(task_model, examples, config)
-    return predict_windows(task_model, windows, config, counts)
+    return predict_windows(task_model, encoded_windows(task_model, examples, window), counts)
 
 
 def predict_windows(
     task_model: TaskModel[E, P],
     encoded: Iterable[tuple[list[E], list[EncodedExample]]],
-    config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
 ) -> Iterator[tuple[E, P]]:
     """Yield examples with their predictions; they come in windows with their encoded forms."""
     counts = counts or PredictionCounts()
     for window, inputs in encoded:
         counts.add(map(task_model.task.texts, window), inputs)
-        yield from predict_encoded(task_model, window, inputs, config, counts.note)
+        yield from predict_encoded(task_model, window, inputs, counts.note)
 
 
 def predict_encoded(
     task_model: TaskModel[E, P],
     examples: Many[E],
     encoded: Many[EncodedExample],
-    config: PredictConfig = DEFAULT_PREDICT,
     on_share: Callable[[float], object] = lambda share: None,
 ) -> list[tuple[E, P]]:
     """Return encoded examples with their predictions; `on_share` is called after each batch."""
     sequences = [sequence for item in encoded for sequence in item.sequences]
-    outputs = iter(predict_sequences(task_model, sequences, config, on_share))
+    outputs = iter(predict_sequences(task_model, sequences, on_share=on_share))
     return [
         (example, decode_finite(task_model, example, item, [next(outputs) for _ in item.sequences]))
         for example, item in zip(examples, encoded, strict=True)
@@ -173,10 +155,14 @@ def predict_encoded(
 def predict_sequences(
     task_model: TaskModel[E, P],
     sequences: Many[Sequence],
-    config: PredictConfig = DEFAULT_PREDICT,
+    tokens: int | None = None,
     on_share: Callable[[float], object] = lambda share: None,
 ) -> list[Output]:
-    """Return the model's output for each sequence; `on_share` is called after each batch."""
+    """Return the model's output for each sequence; `on_share` is called after each batch.
+
+    Args:
+        tokens: the most tokens of a batch, unless one sequence has more; None for the device's.
+    """
     bulk = sum(len(sequence.ids) for sequence in sequences) >= TUNING.prepare_tokens
     if bulk and prepared_model.gains_at_bulk(task_model.model):
         task_model = prepare_task_model(task_model)
@@ -187,7 +173,7 @@ def predict_sequences(
     else:
         device, dtype, splits = device_of(task_model), torch.float32, False
     per_device = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
-    tokens = config.tokens or (TUNING.prepare_tokens if bulk and splits else per_device)
+    tokens = tokens or (TUNING.prepare_tokens if bulk and splits else per_device)
     outputs: dict[int, Output] = {}
     training = task_model.training
     # Only if needed: a walk over all modules takes a tenth of the time of a short text.
@@ -234,32 +220,29 @@ def decode_finite(
     return task_model.decode(example, encoded, outputs)
 
 
-def window_size(
-    task: Task[Any, Any], labels: Many[str], config: PredictConfig = DEFAULT_PREDICT
-) -> int:
+def window_size(task: Task[Any, Any], labels: Many[str], window: int = WINDOW) -> int:
     """Return the number of examples that are predicted together: fewer of many labels, as each
     has a number for every label.
     """
-    return max(1, min(config.window, task.window, _WINDOW_NUMBERS // max(1, len(labels))))
+    return max(1, min(window, task.window, _WINDOW_NUMBERS // max(1, len(labels))))
 
 
 def encoded_windows(
-    task_model: TaskModel[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
+    task_model: TaskModel[E, P], examples: Iterable[E], window: int = WINDOW
 ) -> Iterator[tuple[list[E], list[EncodedExample]]]:
     """Yield windows of examples with their encoded forms; a task may have smaller windows."""
-    size = window_size(task_model.task, task_model.labels, config)
-    for window in grouped(examples, size, task_model.task.shared):
-        yield window, task_model.encode(window)
+    size = window_size(task_model.task, task_model.labels, window)
+    for group in grouped(examples, size, task_model.task.shared):
+        yield group, task_model.encode(group)
 
 
 def evaluate_task(
     task_model: TaskModel[E, P],
     examples: Iterable[E],
-    config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
 ) -> Metrics:
     """Return the metrics on examples that have their answers; arguments as `predict`."""
-    return task_model.score(predict(task_model, examples, config, counts))
+    return task_model.score(predict(task_model, examples, counts))
 
 
 def grouped(

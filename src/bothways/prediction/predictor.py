@@ -304,9 +304,8 @@ class Predictor:
         self, inputs: Any, batch_size: int | None, counts: engine.PredictionCounts | None = None
     ) -> Iterator[Any]:
         require_at_least(1, batch_size=batch_size)
-        window = engine.PredictConfig.window if batch_size is None else batch_size
         items = [inputs] if self._is_one(inputs) else inputs
-        return self.stream(items, engine.PredictConfig(window=window), counts)
+        return self.stream(items, counts, window=batch_size or engine.WINDOW)
 
     def _is_one(self, inputs: Any) -> bool:
         match inputs:
@@ -331,13 +330,14 @@ class Predictor:
     def stream(
         self,
         inputs: Given,
-        config: engine.PredictConfig = engine.DEFAULT_PREDICT,
         counts: engine.PredictionCounts | None = None,
+        *,
+        window: int = engine.WINDOW,
     ) -> Iterator[Any]:
         """Yield a prediction for each input, in order; a window of inputs is read at a time."""
         rows = enumerate(given_rows(inputs, "inputs"), 1)
         examples = (read_input(self.task_model, item, number) for number, item in rows)
-        predicted = engine.predict(self.task_model, examples, config, counts)
+        predicted = engine.predict(self.task_model, examples, counts, window=window)
         return (prediction for _, prediction in predicted)
 
     @checked
@@ -613,7 +613,7 @@ class Predictor:
         if columns:
             data = self.read(data, named_columns(self.task_model.task, **columns), labelled=True)
         examples = self._labelled(data, answers)
-        return engine.evaluate_task(self.task_model, examples, counts=counts)
+        return engine.evaluate_task(self.task_model, examples, counts)
 
     def predict_examples(
         self,
@@ -622,7 +622,7 @@ class Predictor:
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (example, prediction) for a file, a reading or rows in order; constant memory."""
         examples = self.read(data, labelled=False).examples
-        return engine.predict(self.task_model, examples, counts=counts)
+        return engine.predict(self.task_model, examples, counts)
 
     def _labelled(self, inputs: Any, answers: Any) -> Iterable[Any]:
         """Return the examples of inputs with their answers, which the data has if they are None."""

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import BothwaysError, DivergedError
 from bothways.prediction.engine import (
-    PredictConfig,
     decode_finite,
     predict_encoded,
     predict_sequences,
@@ -321,7 +320,7 @@ class Batcher:
     def _outputs(self, units: list[Unit]) -> list[Any]:
         """Return an output or an error for each unit; a batch that fails is computed one by one."""
         task_model = units[0].ticket.model.task_model
-        config = PredictConfig(tokens=max(self.limits.batch_tokens, units[0].tokens))
+        max_tokens = max(self.limits.batch_tokens, units[0].tokens)
         encoded: list[Any] = [unit.ticket.encoded[unit.example] for unit in units]
         try:
             if units[0].sequence is None:  # the only one
@@ -331,7 +330,7 @@ class Batcher:
                 return [value for _, value in predict_encoded(task_model, examples, encoded)]
             pairs = zip(encoded, units, strict=True)
             sequences = [item.sequences[unit.sequence] for item, unit in pairs]
-            return list(predict_sequences(task_model, sequences, config))
+            return list(predict_sequences(task_model, sequences, max_tokens))
         except BaseException as error:
             # One unit that fails must not fail the others of its batch: each is computed alone.
             if len(units) == 1:

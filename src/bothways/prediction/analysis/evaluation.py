@@ -38,7 +38,7 @@ from bothways.hub.sentence_transformers import Pooling
 from bothways.model.model import Encoder
 from bothways.prediction import PredictPrecision
 from bothways.prediction.analysis.report import analyse, analysis_report
-from bothways.prediction.engine import PredictConfig, PredictionCounts, counting, predict
+from bothways.prediction.engine import PredictionCounts, counting, predict
 from bothways.prediction.predictor import Predictor, named_columns, open_task_model
 from bothways.prediction.prepared_model import GraphPrecision
 from bothways.tasks import base
@@ -235,7 +235,7 @@ def sweep_layers(
         task_model.task, task_model.model, task_model.tokenizer, (), task_model.length
     ).train(task_model.training)
     agreement = Agreement()
-    for example, prediction in predict(all_layers, examples, PredictConfig(window=WINDOW), counts):
+    for example, prediction in predict(all_layers, examples, counts, window=WINDOW):
         agreement.add(gold_score(example), prediction.vectors)
     cell_names = itertools.product(range(task_model.model.config.depth + 1), POOLINGS)
     cells = zip(cell_names, agreement.cells(), strict=True)

@@ -590,7 +590,7 @@ def predict_kept(
     rows: Iterable[BulkRow],
     counts: engine.PredictionCounts,
     rejects: Rejects,
-    config: engine.PredictConfig = engine.DEFAULT_PREDICT,
+    window: int = engine.WINDOW,
 ) -> Iterator[tuple[BulkRow, Any]]:
     """Yield the rows that can be encoded with their predictions, in order, window by window.
 
@@ -599,16 +599,16 @@ def predict_kept(
     """
     task_model, task = opened.task_model, opened.task_model.task
     ranges = None if request.ranges is None else np.array(request.ranges, np.float32)
-    size = engine.window_size(task, task_model.labels, config)
-    for window in engine.grouped(rows, size, lambda row: task.shared(row.example)):
-        readable, encoded = window, list[EncodedExample]()
+    size = engine.window_size(task, task_model.labels, window)
+    for group in engine.grouped(rows, size, lambda row: task.shared(row.example)):
+        readable, encoded = group, list[EncodedExample]()
         try:
-            encoded += task_model.encode([row.example for row in window])
+            encoded += task_model.encode([row.example for row in group])
         except DataError:
             if not rejects.allowed:
                 raise
             readable = []
-            for row in window:  # one by one shows which cannot be encoded
+            for row in group:  # one by one shows which cannot be encoded
                 try:
                     encoded += task_model.encode([row.example])
                     readable.append(row)
@@ -616,7 +616,7 @@ def predict_kept(
                     rejects.add(error, _location(row.example))
         examples = [row.example for row in readable]
         counts.add(map(task.texts, examples), encoded)
-        pairs = engine.predict_encoded(task_model, examples, encoded, config, counts.note)
+        pairs = engine.predict_encoded(task_model, examples, encoded, counts.note)
         for row, (_, prediction) in zip(readable, pairs, strict=True):
             if request.vectors == "float32":
                 yield row, prediction

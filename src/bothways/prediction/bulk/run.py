@@ -225,6 +225,7 @@ def predict_rows(
         ConfigError: there are several files or none; an invalid setting.
         DataError: the file or a row cannot be read.
     """
+    require_at_least(1, window=window)
     if rows is None and len(request.files) != 1:
         count = len(request.files)
         message = f"there are {count} files, and one is read" if count else "names no file"
@@ -238,11 +239,10 @@ def predict_rows(
     if rows is None and (note := guess_note(name, reading, task, request.columns(task))):
         progress.message(note)
     rejects, names = parts.Rejects(False), [new for _, new in request.kept]
-    default = engine.DEFAULT_PREDICT
-    config = default if window is None else engine.PredictConfig(window=window)
     counts, answered = engine.counting(reading, progress, "predicting"), 0
     read = parts.read_bulk_rows(request, reading, name, rejects)
-    for row, prediction in parts.predict_kept(opened, request, read, counts, rejects, config):
+    size = window or engine.WINDOW
+    for row, prediction in parts.predict_kept(opened, request, read, counts, rejects, size):
         values = parts.prediction_values(prediction, request.top, form)
         answered += values.get("label") is not None
         yield parts.kept_values(dict(zip(names, row.kept, strict=True)), values)
