@@ -148,10 +148,10 @@ def leave_one_out(
     """
     words = example_words(predictor.task_model.tokenizer, example)
     shorter = [without(example, words, index) for index in range(len(words))]
-    full, *others = predictor.stream([example, *shorter])
+    full, *predicted = predictor.stream([example, *shorter])
     labels = predictor.task_model.classes
     value = value_of(full, target, labels)
-    effects = [value - effect_without(item, n, target, labels) for n, item in enumerate(others)]
+    effects = [value - effect_without(item, n, target, labels) for n, item in enumerate(predicted)]
     return list(zip(words, effects, strict=True))
 
 

@@ -102,7 +102,7 @@ class SessionModel(UnpackedModel):
     def __init__(
         self, config: EncoderConfig, head: str, run: Run, precision: GraphPrecision = "fp32"
     ) -> None:
-        heads: dict[str, nn.Module] = {} if head == "none" else {head: _Given()}
+        heads: dict[str, nn.Module] = {} if head == "none" else {head: _ComputedHead()}
         super().__init__(SessionEncoder(config, head, run), heads, precision)
 
     def check_process(self) -> None:
@@ -114,7 +114,7 @@ class SessionModel(UnpackedModel):
         return hidden.last
 
 
-class _Given(nn.Module):
+class _ComputedHead(nn.Module):
     """A head whose outputs the graph has computed."""
 
     def forward(self, x: Tensor, *arguments: object) -> Tensor:

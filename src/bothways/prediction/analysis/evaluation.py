@@ -505,13 +505,13 @@ class EvaluationData:
                     first = list(itertools.islice(reading.examples, 1))
                     examples = itertools.chain(first, reading.examples)
                     if first and task_model.task.metric_for(first) != task_model.task.metric:
-                        again = dataclasses.replace(reading, examples=examples)
-                        done = Evaluation(title, predictor.evaluate(again, counts=counts))
+                        peeked = dataclasses.replace(reading, examples=examples)
+                        done = Evaluation(title, predictor.evaluate(peeked, counts=counts))
                     else:
                         swept = sweep_layers(task_model, examples, counts)
                         # The last layer, in the pooling of the model.
-                        own = swept.cells[POOLINGS.index(task_model.task.pooling) - len(POOLINGS)]
-                        done = Evaluation(title, vars(own.correlation), layers=swept)
+                        cell = swept.cells[POOLINGS.index(task_model.task.pooling) - len(POOLINGS)]
+                        done = Evaluation(title, vars(cell.correlation), layers=swept)
             else:
                 done = Evaluation(title, self.score(predictor))
             if precision == "auto":

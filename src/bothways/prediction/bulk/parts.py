@@ -514,18 +514,18 @@ class PartWorker:
 
     Attributes:
         threads: of a process; None leaves them as they are.
-        given: the predictor, in a process that has opened it.
+        predictor: in a process that has opened it.
     """
 
     request: BulkRequest
     threads: int | None = None
-    given: Predictor | None = None
+    predictor: Predictor | None = None
 
     @functools.cached_property
     def opened(self) -> Predictor:
         """The predictor, opened at the first part; of several GPUs on the one with its number."""
-        if self.given is not None:
-            return self.given
+        if self.predictor is not None:
+            return self.predictor
         import torch
 
         if self.threads is not None:

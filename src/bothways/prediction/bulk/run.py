@@ -191,8 +191,8 @@ def _predict_parts(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         run = _BulkRun(out, request, task, progress)
         run.begin()
-        known = [size for size in run.sizes if size is not None]
-        progress.stage("predicting", sum(known) if len(known) == len(run.sizes) else None)
+        sizes = [size for size in run.sizes if size is not None]
+        progress.stage("predicting", sum(sizes) if len(sizes) == len(run.sizes) else None)
         # In this process a part reports on the way; the first one opens the model.
         results = (predict(job, functools.partial(run.advance, job)) for job in run.jobs())
         if processes > 1:
@@ -240,9 +240,9 @@ def predict_rows(
         progress.message(note)
     rejects, names = parts.Rejects(False), [new for _, new in request.kept]
     counts, answered = engine.counting(reading, progress, "predicting"), 0
-    read = parts.read_bulk_rows(request, reading, name, rejects)
+    bulk_rows = parts.read_bulk_rows(request, reading, name, rejects)
     size = window or engine.WINDOW
-    for row, prediction in parts.predict_kept(opened, request, read, counts, rejects, size):
+    for row, prediction in parts.predict_kept(opened, request, bulk_rows, counts, rejects, size):
         values = parts.prediction_values(prediction, request.top, form)
         answered += values.get("label") is not None
         yield parts.kept_values(dict(zip(names, row.kept, strict=True)), values)
@@ -383,10 +383,10 @@ class _BulkRun:
         Some may still be at work: they have no marker, which one that was computed before has lost.
         """
         for beyond in itertools.count(count):
-            found = [path for path in self.part_files(number, beyond) if path.exists()]
-            if not found:
+            stale = [path for path in self.part_files(number, beyond) if path.exists()]
+            if not stale:
                 break
-            for path in found:
+            for path in stale:
                 path.unlink()
         marker = FileMarker(count, origin.size, origin.modified)
         _write_json(self._file_marker(number), asdict(marker))

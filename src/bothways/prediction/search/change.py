@@ -175,8 +175,8 @@ class _Change:
         """Yield documents with ids, each once."""
         names, numbers = set[str](), self._numbers()
         self.progress.stage("reading")
-        for given, text in documents:
-            name = next(x for x in numbers if x not in names) if given is None else given
+        for id, text in documents:
+            name = next(x for x in numbers if x not in names) if id is None else id
             fault = None
             if not name or "\0" in name or surrogate_in(name + text) is not None:
                 fault = "is empty, or it or its text has characters that UTF-8 does not have"

@@ -70,13 +70,13 @@ def rank_by_vectors(
     normalised = embedder.similarity_name == "cosine"
 
     def embed(encode: Callable[..., np.ndarray], texts: Many[str]) -> np.ndarray:
-        parts = list[np.ndarray]()
+        vectors = list[np.ndarray]()
         progress.stage(f"embedding {data.folder.name}", len(texts))
         for start in range(0, len(texts), _WINDOW):
-            part = texts[start : start + _WINDOW]
-            parts.append(encode(part, normalize_embeddings=normalised))
-            progress.advance(start + len(part))
-        return np.concatenate(parts)
+            window = texts[start : start + _WINDOW]
+            vectors.append(encode(window, normalize_embeddings=normalised))
+            progress.advance(start + len(window))
+        return np.concatenate(vectors)
 
     documents = embed(embedder.encode_document, list(data.documents.values()))
     queries = embed(embedder.encode_query, list(data.queries.values()))

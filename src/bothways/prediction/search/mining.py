@@ -137,9 +137,9 @@ def mine_window(
     nearest = index.nearest(queries, depth) if mining.mode == "vectors" else None
     for number, (example, query) in enumerate(zip(examples, queries, strict=True)):
         anchor = example.text
-        own = vectors[ends[number] - len(positives[number]) : ends[number]]
+        row_vectors = vectors[ends[number] - len(positives[number]) : ends[number]]
         # The least similar positive: what is nearer to the query than it may be a positive.
-        positive = float((own @ query).min())
+        positive = float((row_vectors @ query).min())
         if nearest is None:
             rows = np.array([row for _, row in index.by_words(anchor, depth)], np.int64)
             scores = index.vectors[rows] @ query

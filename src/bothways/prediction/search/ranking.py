@@ -66,21 +66,21 @@ class StoredVectors:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> Float32[np.ndarray, "rows width"]:
-        if isinstance(which, slice):
-            start, stop, _ = which.indices(len(self))
-            parts = [
+    def __getitem__(self, index: slice | NDArray[np.int64]) -> Float32[np.ndarray, "rows width"]:
+        if isinstance(index, slice):
+            start, stop, _ = index.indices(len(self))
+            slices = [
                 segment[max(0, start - first) : max(0, stop - first)]
                 for first, segment in zip(self.starts.tolist(), self.segments, strict=False)
                 if first < stop and start < first + len(segment)
             ]
-            return self._decode(parts[0] if len(parts) == 1 else np.concatenate(parts))
-        result = np.empty((len(which), self.shape[1]), np.float32)
+            return self._decode(slices[0] if len(slices) == 1 else np.concatenate(slices))
+        result = np.empty((len(index), self.shape[1]), np.float32)
         # The segment of each row is the last one that starts at the row or before it.
-        places = np.searchsorted(self.starts, which, "right") - 1
-        for place in np.unique(places).tolist():
-            rows = places == place
-            codes = self.segments[place][which[rows] - self.starts[place]]
+        numbers = np.searchsorted(self.starts, index, "right") - 1
+        for number in np.unique(numbers).tolist():
+            rows = numbers == number
+            codes = self.segments[number][index[rows] - self.starts[number]]
             result[rows] = self._decode(codes)
         return result
 
@@ -319,5 +319,5 @@ def search_bm25(
     scores[scores <= 0] = -np.inf
     nearest = Nearest(k, lambda _, rows: scores[rows], np.zeros(1), names)
     nearest.add(0, scores[None])
-    found: Found = nearest.result()
-    return found[0][0], found[1][0]
+    [best_scores], [rows] = nearest.result()
+    return best_scores, rows
