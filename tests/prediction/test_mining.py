@@ -199,21 +199,15 @@ def test_columns_that_cannot_be_named_are_to_be_renamed(index, tmp_path):
         assert "text=" not in str(caught.value)
 
 
-def test_likely_positives_are_not_written_over_the_pairs(index, tmp_path):
+def test_neither_the_pairs_nor_the_index_are_written_over(index, tmp_path):
     source = tmp_path / "out.likely.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in pairs(2)))
-    with pytest.raises(ResourceError, match="the output is also an input"):
-        bothways.mine(source, index, tmp_path / "out.jsonl", progress=False)
-    assert lines(source) == pairs(2)
-
-
-def test_no_file_of_the_index_is_written_over(folder, tmp_path):
-    index = bothways.build_index(TEXTS, folder, tmp_path / "index", device="cpu", progress=False)
-    (texts,) = (tmp_path / "index").glob("texts-*.jsonl")
-    before = texts.read_bytes()
-    with pytest.raises(ResourceError, match="the output is also an input"):
-        bothways.mine(pairs(2), index, texts, progress=False)
-    assert texts.read_bytes() == before
+    (texts,) = index.folder.glob("texts-*.jsonl")
+    for rows, out, file in ((source, tmp_path / "out.jsonl", source), (pairs(2), texts, texts)):
+        before = file.read_bytes()
+        with pytest.raises(ResourceError, match="the output is also an input"):
+            bothways.mine(rows, index, out, progress=False)
+        assert file.read_bytes() == before
 
 
 def test_words_of_an_index_without_them_leave_no_file(folder, tmp_path):

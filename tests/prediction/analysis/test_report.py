@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from bothways.core.errors import BothwaysError, DataError, ResourceError
+from bothways.core.errors import BothwaysError, ResourceError
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
 from bothways.core.source import Sequence
@@ -257,11 +257,6 @@ def test_pairs_are_parted_by_the_words_that_they_share():
         "0% to 25% (exclusive)": [0], "25% to 50% (exclusive)": [1], "50% to 75% (exclusive)": [4],
         "75% to 100%": [2],
     }  # fmt: skip
-
-
-def test_an_example_without_a_label_is_an_error(opened):
-    with pytest.raises(DataError, match="has no label"):
-        analyse(opened.task_model, [*EXAMPLES[:3], TextExample("the film")])
 
 
 def test_the_page_has_it_all(opened, tmp_path):
