@@ -574,6 +574,7 @@ class Predictor:
             labelled: whether to read answers.
 
         Raises:
+            ConfigError: columns are named next to a reading, which has its own.
             DataError: the data cannot be read, or a column is missing or cannot be guessed.
         """
         if isinstance(data, Reading):  # has its columns and answers

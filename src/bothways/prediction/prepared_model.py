@@ -288,10 +288,10 @@ def prepare_model(
 ) -> PreparedModel:
     """Build the prepared form of a model; later changes of its dense layers are not seen.
 
-    Packed are the projections of attention and both layers of the feed-forward part. Embeddings,
-    attention itself, LayerNorms, heads, the projections of relative positions and layers other than
-    a plain `nn.Linear` stay as they are; so do all layers on a GPU, with a torch without oneDNN,
-    and in a model without blocks.
+    Packed are the projections of attention, both layers of the feed-forward part and, with
+    `batch_invariant`, the dense layers of heads. Embeddings, attention itself, LayerNorms, the
+    projections of relative positions and layers other than a plain `nn.Linear` stay as they are;
+    so do all layers on a GPU, and with a torch without oneDNN.
 
     Args:
         batch_invariant: compute few rows as many, so that a sequence has the same result in every
@@ -299,7 +299,7 @@ def prepare_model(
             of 5 tokens alone then takes twice as long, one of 30 as long.
 
     Raises:
-        ConfigError: int8 on a device without it or for a model without blocks.
+        ConfigError: int8 on a device without it.
     """
     device = devices.device_of(model)
     if precision == "int8":
