@@ -111,6 +111,14 @@ def test_words_are_read_from_a_pipe(tmp_path):
     assert "anfield" in (tmp_path / "new/vocabulary.tsv").read_text()
 
 
+def test_a_pooler_that_nothing_trained_stays_known_as_one(tmp_path):
+    tokenizer = train_vocabulary(CORPUS * 5, WordPiece(60))
+    save_model(tmp_path / "old", Model(EncoderConfig(60, 16, 1, 2, 24), ()), tokenizer)
+    words = words_in(tmp_path / "words.txt", "nightbarn")
+    convert_vocabulary(tmp_path / "old", tmp_path / "new", words)
+    assert load_model(tmp_path / "new").untrained == ("pooler",)
+
+
 def test_a_model_of_the_hub_is_fetched_and_named_in_the_card(tmp_path, monkeypatch):
     snapshot = folder_of(tmp_path / "4d7a")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))

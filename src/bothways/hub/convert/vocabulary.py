@@ -31,7 +31,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.data.text_io import read_lines
 from bothways.hub.model_card import Card
-from bothways.hub.model_folder import check_replaceable, load_model, save_model
+from bothways.hub.model_folder import UNTRAINED, check_replaceable, load_model, save_model
 from bothways.hub.resolve import resolve
 from bothways.hub.sentence_transformers import kept_files
 from bothways.model.config import with_vocabulary
@@ -125,9 +125,11 @@ def convert_vocabulary(
             f"Rows: {counts}. Continue its pre-training before using it."
         )
         card = Card(f"{name}, another vocabulary", summary)
+        untrained = {UNTRAINED: [*loaded.untrained]} if loaded.untrained else {}
         save_model(
             target / role, model, change.new, labels=loaded.labels, problem=loaded.problem,
-            card=card, extra=loaded.extra, extra_files=kept_files(loaded.folder, model),
+            card=card, extra={**loaded.extra, **untrained},
+            extra_files=kept_files(loaded.folder, model),
         )  # fmt: skip
         replace_text(target / role / TABLE, change.table())
     assert change is not None
