@@ -295,13 +295,13 @@ def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
         for rule in rules
         if not isinstance(rule, weight_names.Tie) and (kind := head_of(rule.name))
     }
-    candidates = [each for each in dialect.family.architectures if each.heads <= kinds]
-    if not candidates:
+    candidates = (known for known in dialect.family.architectures if known.heads <= kinds)
+    architecture = max(candidates, key=lambda candidate: len(candidate.heads), default=None)
+    if architecture is None:
         heads = listed(sorted(kinds)) or "none"
         message = f"has the heads {heads}, for which transformers has no class"
         fix = "Take a checkpoint with its pooler or a head."
         raise FolderError(message, where=weights.file, fix=fix)
-    architecture = max(candidates, key=lambda architecture: len(architecture.heads))
     return replace(config, architecture=architecture)
 
 
