@@ -9,7 +9,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 import bothways
-from bothways.core.errors import FolderError
+from bothways.core.errors import FolderError, ResourceError
 from bothways.core.files import file_digest
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import LabelHead
@@ -126,6 +126,8 @@ def test_the_mean_of_a_runs_checkpoints_is_that_of_its_weights(corpus, tmp_path,
         corpus, model, "masked-lm", until="3 steps", out=tmp_path / "run",
         training={"save": "1 steps", "keep": {"last": 3}}, encoder=shape, phases=[{"length": 16}],
     )  # fmt: skip
+    with pytest.raises(ResourceError, match="is also an input"):
+        bothways.average(tmp_path / "run", run.folder)
     names = bothways.average(tmp_path / "run", tmp_path / "mean")
     assert [name.rpartition("-")[2] for name in names] == ["1", "2", "3"]
     mean = bothways.load_model(tmp_path / "mean").state_dict()

@@ -55,6 +55,7 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
     check_not_input(target, names)
     check_replaceable(target)
     template, tensors = _mean(names)
+    check_not_input(target, [template])  # the model of a run, whose checkpoints are given
     architecture = read_hf_config(template).architecture
     if architecture is None:
         message = "names a class of transformers that is not known here"
