@@ -102,6 +102,13 @@ def test_a_mark_of_the_byte_order_is_no_part_of_a_word(tmp_path):
     assert [row.token for row in change.rows if row.fate != "kept"] == ["barnowl", "barndog"]
 
 
+def test_a_word_that_is_an_entry_for_bytes_is_refused(tmp_path):
+    """It would be encoded as that entry, with the row of other text."""
+    words = words_in(tmp_path / "words.txt", "barnowl", "é")
+    with pytest.raises(TokenizerError, match="entries for bytes: 'é'"):
+        change_vocabulary(train_vocabulary(CORPUS, ByteBPE(290)), words)
+
+
 def test_words_are_read_from_a_pipe(tmp_path):
     read, write = os.pipe()
     os.write(write, b"anfield\n")

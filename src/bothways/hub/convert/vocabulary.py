@@ -321,7 +321,8 @@ def pieces_of(tokenizer: Tokenizer, form: Form) -> list[int]:
 
 def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
     """Return words as entries of the vocabulary, without those that it has."""
-    tokens, several, backend = dict[str, None](), list[str](), tokenizer.backend
+    tokens, several, symbols = dict[str, None](), list[str](), list[str]()
+    backend = tokenizer.backend
     for word in words:
         if tokenizer.kind == "BPE":
             pieces = word.split()
@@ -336,12 +337,19 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
         elif tokenizer.kind != "BPE" and tokenizer.id(pieces[0]) is None:
             tokens[pieces[0]] = None
         elif tokenizer.kind == "BPE" and len(tokenizer.encode(" " + word)) > 1:
-            tokens[word] = None
+            # "é" is the entry for the byte E9, with which other characters begin.
+            if tokenizer.id(word) is None or bytes_in(word) == word.encode():
+                tokens[word] = None
+            else:
+                symbols.append(word)
     if several:
         message = f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
         divides = "at white space, punctuation marks and, if it is BERT's, Chinese characters"
         fix = f"Give one word a line: it divides text {divides}."
         raise ConfigError(message, where="vocabulary", fix=fix)
+    if symbols:
+        message = f"the vocabulary has these entries for bytes: {listed(list(map(repr, symbols)))}"
+        raise TokenizerError(message, where="vocabulary", fix="Leave them out.")
     if not tokens:
         message = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"
         raise TokenizerError(message, where="vocabulary", fix="Give words that it splits.")
