@@ -99,7 +99,8 @@ def convert_vocabulary(
 
     Raises:
         ConfigError: a line holds several words.
-        FolderError, TokenizerError: a folder cannot be read, or no word is new.
+        FolderError, TokenizerError: a folder cannot be read, no word is new, or one is an entry for
+            bytes.
     """
     folder_or_run, target, word_list = map(local_path, (source, out, vocabulary))
     check_not_input(target, [folder_or_run, word_list])
@@ -252,7 +253,7 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
 
     Raises:
         ConfigError: a word consists of several words for this tokenizer.
-        TokenizerError: no word is new.
+        TokenizerError: no word is new, or one is an entry for bytes.
     """
     tokens, added = _new_tokens(tokenizer, words), list[tokenizers.AddedToken]()
     spec: dict[str, Any] = json.loads(tokenizer.backend.to_str())
