@@ -129,14 +129,7 @@ def _load_start(
     model = load_model(folder, heads, settings.fresh if role == "model" else ()).model
     if start_layers is not None:
         return with_layers(model, encoder, start_layers)
-    if not same_shape:
-        return grow(model, encoder)
-    if model.config == encoder:
-        return model
-    changed = Model(encoder, model.specification)
-    changed.load_state_dict(model.state_dict())
-    changed.kept = model.kept
-    return changed
+    return model if model.config == encoder else grow(model, encoder)
 
 
 def _require_vocabulary_of(folder: Path, source: str | Path | None, corpus: Corpus) -> None:
@@ -437,7 +430,8 @@ def _require_growth(model: EncoderConfig, encoder: EncoderConfig) -> None:
         names.append("heads")
     sizes = {name: getattr(model, name) for name in GROWING}
     names += layer_differences(model, dataclasses.replace(encoder, **sizes))
-    names += ["sharing"] if model.sharing is not None else []
+    larger = any(getattr(encoder, name) > size for name, size in sizes.items())
+    names += ["sharing"] if larger and model.sharing is not None else []
     if names:
         listed = ", ".join(dict.fromkeys(names))
         message = f"is not a larger shape of the model that it starts from: {listed}"
@@ -449,7 +443,7 @@ def _require_growth(model: EncoderConfig, encoder: EncoderConfig) -> None:
 
 
 def grow(model: Model, encoder: EncoderConfig) -> Model:
-    """Return a model of a larger shape that repeats the weights of a smaller one.
+    """Return a model of a larger or equal shape that repeats the weights of another one.
 
     Each matrix of the smaller model is in the middle of the larger one and is repeated around it,
     queries, keys, values and gates each by themselves and by whole heads; layers are repeated in

@@ -388,7 +388,6 @@ def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.0),
             schedule=Linear(0.05),
             clip_norm=5.0,
-            report=Steps(10),
             evaluate=Steps(1000),
             save=Steps(1000),
         ),

@@ -162,9 +162,11 @@ def pretrain(
         def note_event(event: run.Event) -> None:
             """Save what is due before anyone hears of it."""
             if event.kind == "step" and folder is not None and plan.rank == 0:
-                reached = PretrainResult(training_module, event.progress, {})
-                read = training_run.before.epochs * words, event.progress.epochs * words
-                _save_milestones(reached, settings, corpora, folder, *read)
+                before, reached = training_run.before.epochs * words, event.progress.epochs * words
+                for target in settings.word_milestones:
+                    if before < target <= reached:
+                        done = PretrainResult(training_module, event.progress, {})
+                        _save_milestone(done, settings, corpora, folder, target)
             on_event(event)
 
         store: FolderStore | MemoryStore = MemoryStore()
@@ -172,8 +174,9 @@ def pretrain(
             config, changeable = configs.to_dict(settings), configs.changeable_settings(settings)
             locations = {name: str(c.folder.absolute()) for name, c in corpora.parts.items()}
             data = dataclasses.asdict(RunData(locations, digests, held_out is None))
-            text = json.dumps(data, ensure_ascii=False)
-            records = {CONFIG: configs.to_toml(settings), DATA: text}
+            records = {
+                CONFIG: configs.to_toml(settings), DATA: json.dumps(data, ensure_ascii=False)
+            }  # fmt: skip
             store = FolderStore(folder, config | digests, changeable, records)
         training_run = run.TrainingRun(
             training_module,
@@ -337,26 +340,14 @@ def words_of_epoch(corpora: Corpora, documents: Mapping[str, DocumentIds]) -> fl
     return (counts.words or 0) * (1 - int((ends - begins).sum()) / counts.tokens)
 
 
-def _save_milestones(
-    done: PretrainResult,
-    settings: PretrainConfig,
-    corpora: Corpora,
-    folder: Path,
-    before: float,
-    words: float,
+def _save_milestone(
+    done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path, words: int
 ) -> None:
-    """Write the model as it is for each milestone that a step has reached.
-
-    Args:
-        before, words: the number of words read before the step and after it.
-    """
-    for target in settings.word_milestones:
-        if before < target <= words:
-            card, record = _card(done, settings, corpora)
-            extra = {**record, "words": target}
-            with averaged_weights(done.training_module):
-                path = folder / milestone_name(target)
-                save_model(path, done.model, corpora.tokenizer, card=card, extra=extra)
+    """Write the model as it is, after so many words."""
+    card, record = _card(done, settings, corpora)
+    path, extra = folder / milestone_name(words), {**record, "words": words}
+    with averaged_weights(done.training_module):
+        save_model(path, done.model, corpora.tokenizer, card=card, extra=extra)
 
 
 def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path) -> None:
