@@ -27,13 +27,14 @@ from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens, Shallo
 from bothways.pretraining import run as pretraining_run
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.run import pretrain, read_records
+from bothways.pretraining.run import pretrain
 from bothways.training import saved_state
 from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Sharding
 from bothways.training.run import Event
 from bothways.training.schedules import Steps
+from bothways.training.trackers import read_records
 from toy_pretraining import small_run
 from toy_training import enter_ranks, equal, on_ranks, stop_at
 

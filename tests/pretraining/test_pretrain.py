@@ -39,7 +39,7 @@ from bothways.pretraining.build import build_models, build_training_module, pref
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.recipes import modern, paper
-from bothways.pretraining.run import PretrainResult, RateTest, curves, pretrain, read_records
+from bothways.pretraining.run import PretrainResult, RateTest, curves, pretrain
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary
 from bothways.training.checkpoint import Best, Keep, run_folder
@@ -47,6 +47,7 @@ from bothways.training.encoding_checks import unknown_tokens
 from bothways.training.optimizers import BertAdam
 from bothways.training.parallel import plan_here
 from bothways.training.schedules import Steps
+from bothways.training.trackers import read_records
 from commands import run_line
 from heard_progress import Heard
 from toy_animals import WORDS

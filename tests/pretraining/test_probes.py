@@ -21,10 +21,11 @@ from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
 from bothways.pretraining import run as pretraining
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.run import PretrainResult, curves, pretrain, read_records, write_run_page
+from bothways.pretraining.run import PretrainResult, curves, pretrain, write_run_page
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.schedules import Steps
+from bothways.training.trackers import read_records
 from heard_progress import Heard
 from toy_pretraining import small_encoder, small_run
 from toy_training import equal, stop_at

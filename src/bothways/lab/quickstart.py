@@ -68,7 +68,7 @@ from bothways.objectives.masked_lm import MaskedLMNextSentence
 from bothways.prediction.predictor import Predictor
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import short
-from bothways.pretraining.run import PretrainResult, curves, pretrain, read_records
+from bothways.pretraining.run import PretrainResult, curves, pretrain
 from bothways.tasks.masked_lm.task import MaskFillingTask
 from bothways.tasks.metrics import error_reduction, errors_text
 from bothways.tasks.text_task import TextExample
@@ -77,6 +77,7 @@ from bothways.training.checkpoint import CONFIG, latest_checkpoint
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import Duration, Epochs, Hours, Linear, Tokens
+from bothways.training.trackers import read_records
 
 PRETRAINED, SCRATCH = "pre-trained", "from random weights"
 MARK = ".quickstart"

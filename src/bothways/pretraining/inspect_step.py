@@ -39,7 +39,7 @@ from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Plan
 from bothways.training.saved_state import Average, RunTensors
 from bothways.training.schedules import RunState, Steps
-from bothways.training.trackers import recorded_steps
+from bothways.training.trackers import read_records, recorded_steps
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Repeat:
         file = folder / "metrics.jsonl"
         self._norms = {
             int(record["step"]): record["gradient_norm"]
-            for record in (run.read_records(file) if file.is_file() else ())
+            for record in (read_records(file) if file.is_file() else ())
             if "gradient_norm" in record
         }
         self.device, self._progress = device, progress

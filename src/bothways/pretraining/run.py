@@ -26,14 +26,13 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
-from bothways.core.errors import CheckpointError, ConfigError, DivergedError, setting
-from bothways.core.files import parse_object, read_utf8
+from bothways.core.errors import ConfigError, DivergedError, setting
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report import sections as s
 from bothways.core.report.html import can_write, metrics_html, write_html
 from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
 from bothways.core.source import TrainingStep
-from bothways.core.terminal import quantity, result_line, write_stderr
+from bothways.core.terminal import quantity, result_line
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import Corpora, Smoothed
@@ -55,6 +54,7 @@ from bothways.training.run import Event
 from bothways.training.saved_state import averaged_weights
 from bothways.training.schedules import RunState, Steps
 from bothways.training.step_cost import choose_parallelism, peak_of
+from bothways.training.trackers import read_records
 
 MakeHeldOut = Callable[[TrainingModule, parallel.Plan], HeldOut]
 """Makes what evaluates a training module on text of its own."""
@@ -389,23 +389,6 @@ _TOKENS, _UNITS = "million tokens read", {"loss": "nats", "accuracy": "share"}
 
 Records = Sequence[Mapping[str, Any]]
 """The lines of a run's `metrics.jsonl`."""
-
-
-def read_records(file: Path) -> list[dict[str, Any]]:
-    """Return the records of a run, without a last one that was cut by a kill.
-
-    Raises:
-        CheckpointError: a line is not a record, or the file is not UTF-8.
-    """
-    text = read_utf8(file, CheckpointError, "Correct or delete the last lines.")
-    *lines, tail = text.split("\n")
-    records = [parse_object(line, file, CheckpointError) for line in lines]
-    if tail:
-        try:
-            records.append(parse_object(tail, file, CheckpointError))
-        except CheckpointError:
-            write_stderr(f"note: {file}: skipped line {len(records) + 1}, which was cut")
-    return records
 
 
 def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> Iterator[s.Curves]:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from bothways.core import errors
 from bothways.core.files import parse_object, read_utf8, replace_text
+from bothways.core.terminal import write_stderr
 from bothways.training.meter import Record
 from bothways.training.schedules import RunState
 
@@ -39,36 +40,51 @@ _EVENTS, _NUMBER = "events.out.tfevents.", re.compile(r"\d+(\.\d+)?")
 HostedTracker = Literal["wandb"]
 
 
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a run, without a last one that was cut by a kill.
+
+    Raises:
+        CheckpointError: the file is not UTF-8, or a line is not a record.
+        ResourceError: the file cannot be read.
+    """
+    fix = "Move it away: the run continues with new records."
+    # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
+    *lines, tail = read_utf8(file, errors.CheckpointError, fix).split("\n")
+    records = list[dict[str, Any]]()
+    for line in (*lines, tail) if tail else lines:
+        try:
+            record = parse_object(line, file)
+            int(record["step"])
+        except (errors.BothwaysError, ValueError, KeyError, TypeError, OverflowError) as error:
+            if len(records) == len(lines):
+                write_stderr(f"note: {file}: skipped line {len(records) + 1}, which was cut")
+                break
+            message = f"{line.strip()[:80]!r} is not a record of a run"
+            raise errors.CheckpointError(message, where=file, fix="Delete that line.") from error
+        records.append(record)
+    return records
+
+
 class JsonLines:
     """Appends one JSON object a line; a resumed run first drops the lines after its checkpoint.
 
     Raises:
-        CheckpointError: the file is not UTF-8, or a line is not a record.
-        ResourceError: the file cannot be written.
+        CheckpointError, ResourceError: as `read_records`; or the file cannot be written.
     """
 
     def __init__(self, file: Path, step: int) -> None:
-        fix = "Move it away: the run continues with new records."
-        exists = step and file.exists()
-        text, lines = read_utf8(file, errors.CheckpointError, fix) if exists else "", []
-        # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
-        # A last line without it was cut by a kill.
-        for line in text.split("\n")[:-1]:
-            try:
-                number = int(parse_object(line, file)["step"])
-            except (errors.BothwaysError, ValueError, KeyError, TypeError, OverflowError) as error:
-                message = f"{line.strip()[:80]!r} is not a record of a run"
-                fix = "Delete that line."
-                raise errors.CheckpointError(message, where=file, fix=fix) from error
-            if number <= step:
-                lines.append(f"{line}\n")
-        replace_text(file, "".join(lines))
+        records = read_records(file) if step and file.exists() else []
+        replace_text(file, "".join(_line(r) for r in records if int(r["step"]) <= step))
         self._file = file
 
     def write(self, record: Record) -> None:
         """Append a line."""
         with errors.os_errors(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
-            stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+            stream.write(_line(record))
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 class TensorBoard:

@@ -38,8 +38,9 @@ from bothways.lab.paper.experiment import BenchmarkPlan, CellOutcome, NotRun, Re
 from bothways.lab.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, base_settings
 from bothways.lab.sweeps.runs import SweepOutcome
 from bothways.model.parameters import parameter_table
-from bothways.pretraining.run import BASELINES, POINTS, read_records
+from bothways.pretraining.run import BASELINES, POINTS
 from bothways.tasks.metrics import error_reduction, errors_text
+from bothways.training.trackers import read_records
 
 
 def measured(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> dict[str, dict[str, float]]:
