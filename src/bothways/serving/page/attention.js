@@ -86,7 +86,7 @@ export function attentionView(answer, choose) {
   });
 
   const chips = heads.map((_, n) => make("button", {
-    type: "button", class: `head head-${n % COLOURS}`, "aria-pressed": "true", "aria-label": t("head", { n: n + 1 }),
+    type: "button", class: "head", css: { "--head": `var(--head-${n % COLOURS})` }, "aria-pressed": "true", "aria-label": t("head", { n: n + 1 }),
     on: { click: () => { shown.has(n) ? shown.delete(n) : shown.add(n); press(); } },
   }, String(n + 1)));
   const all = make("button", { type: "button", class: "quiet", on: { click: () => { if (shown.size) shown.clear(); else heads.forEach((_, n) => shown.add(n)); press(); } } });

@@ -44,7 +44,7 @@ export function spans(text, found) {
   for (const { start, stop, type, title } of [...found].sort((a, b) => a.start - b.start)) {
     if (start < at) continue;
     parts.push(characters.slice(at, start));
-    parts.push(make("mark", { class: `span hue-${hue(type)}`, title: title ?? "" },
+    parts.push(make("mark", { class: "span", css: { "--hue": `var(--hue-${hue(type)})` }, title: title ?? "" },
       characters.slice(start, stop), make("span", { class: "badge" }, type)));
     at = stop;
   }
