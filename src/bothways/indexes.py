@@ -97,16 +97,16 @@ def build_index(  # noqa: PLR0913 – one option per question
         raise ConfigError("there is no index yet, and no model", where="model", fix=fix)
     if old is not None:
         message = f"{out} has its settings already: vectors in {old.stored}"
-        other = None if stored == old.stored else stored
+        changed = None if stored == old.stored else stored
         fix = "Leave it out, or build a new index."
-        require_unset(message, fix, stored=other, length=length, **settings)
+        require_unset(message, fix, stored=changed, length=length, **settings)
     if isinstance(model, Predictor):
         require_unset(
             "the predictor has its settings already", "Give it to bothways.load.", length=length,
             precision=precision != "fp32", device=device != "auto", **settings,
         )  # fmt: skip
-        name, length, own = model.opened_from()
-        settings = dict(own)
+        name, length, opened_with = model.opened_from()
+        settings = dict(opened_with)
     else:
         name = str(old.model if model is None and old is not None else model)
     opened = model if isinstance(model, Predictor) else name

@@ -210,15 +210,15 @@ def predict(  # noqa: PLR0913 – one option per question
     require_choice(Runtime, "runtime", runtime)
     require_choice(VectorType, "output_dtype", output_dtype)
     items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))
-    given = [item for item in items if not isinstance(item, str | Path)]
+    in_memory = [item for item in items if not isinstance(item, str | Path)]
     require_at_least(1, best=best)
-    if given:
+    if in_memory:
         fix = "Leave it out: the call yields a prediction for each row, in their order."
         message = "is for files, and rows in memory are given"
         require_unset(message, fix, out=out, keep=keep or None)
     request = BulkRequest(
         str(model),
-        () if given else tuple(expand_patterns(map(str, items))),
+        () if in_memory else tuple(expand_patterns(map(str, items))),
         task=task,
         settings=settings,
         length=length,
@@ -244,7 +244,7 @@ def predict(  # noqa: PLR0913 – one option per question
 
         def stream() -> Iterator[dict[str, Any]]:
             with shown_progress(progress) as reporter:
-                yield from predict_rows(request, window, reporter, items if given else None)
+                yield from predict_rows(request, window, reporter, items if in_memory else None)
 
         return stream()
     out = local_path(out)

@@ -450,11 +450,11 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
             choices = [*map(str, get_args(kind))] if get_origin(kind) is Literal else []
             near = _did_you_mean(_near(token.value, choices))
             message = f"{token.value!r} is not {describe_type(kind)}{near}"
-            place = token.keyword or _shown(error)
-            is_table = place == "--format" and token.value in ("csv", "tsv")
+            location = token.keyword or _shown(error)
+            is_table = location == "--format" and token.value in ("csv", "tsv")
             # They are formats of one file, which its ending names.
             advice = f"Name a file instead: --out FILE.{token.value}" if is_table else None
-            return ConfigError(message, where=place, fix=advice)
+            return ConfigError(message, where=location, fix=advice)
         case exceptions.UnknownOptionError(token=token):
             option = (token.keyword or token.value).partition("=")[0]
             return _unknown_option(option, _names(error.argument_collection), command)

@@ -257,8 +257,8 @@ class Batcher:
                     self._compute(units)
             except BaseException as error:  # also panics of Rust and SystemExit
                 with self._changed:  # the requests of the batch; of no batch the next one
-                    own = {id(unit.ticket): unit.ticket for unit in units}
-                    failed = [*own.values()] or list(self._tickets)[:1]
+                    batch = {id(unit.ticket): unit.ticket for unit in units}
+                    failed = [*batch.values()] or list(self._tickets)[:1]
                 for ticket in failed:
                     self._end(ticket, error)
             finally:

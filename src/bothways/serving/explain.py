@@ -29,7 +29,7 @@ from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief
 from bothways.text.template import assemble
 
-MOST_ATTENTION_TOKENS = 128
+MAX_ATTENTION_TOKENS = 128
 """The longest sequence whose attentions are answered: n² numbers for each head."""
 KINDS = tuple(kind for kind in ALL_TASKS if kind != "choice")
 """The tasks for which there is a method."""
@@ -38,7 +38,7 @@ FIELDS = {
     "masked_lm": {"rate", "unit", "draw"},
 }  # fmt: skip
 """The fields that belong to one method."""
-MOST_CHARACTERS, MOST_WORDS = 20_000, 512
+MAX_CHARACTERS, MAX_WORDS = 20_000, 512
 """The longest text that is explained, and its maximum number of words."""
 
 
@@ -123,8 +123,8 @@ def explain(models: Models, request: ExplainRequest) -> Query | TrainedInput:
             too long; no such layer.
     """
     model = models.choose(request.model, KINDS)
-    others = set[str]().union(*FIELDS.values()) - FIELDS[request.method]
-    for name in sorted(request.model_fields_set & others):
+    excluded = set[str]().union(*FIELDS.values()) - FIELDS[request.method]
+    for name in sorted(request.model_fields_set & excluded):
         raise RequestError("invalid", f"{name} is not of method {request.method}", param=name)
     depth = model.task_model.model.config.depth
     layer = request.layer or depth
@@ -132,7 +132,7 @@ def explain(models: Models, request: ExplainRequest) -> Query | TrainedInput:
         message = f"layer must be at most {depth}, not {layer}"
         raise RequestError("invalid", message, param="layer")
     value = request.inputs
-    limit = ("explained_characters", MOST_CHARACTERS)
+    limit = ("explained_characters", MAX_CHARACTERS)
     check_limit("text_too_long", "characters to explain", len(str(value)), *limit)
     is_static = isinstance(model.task_model.model.encoder, StaticEncoder)
     if is_static and request.method != "leave_one_out":
@@ -189,7 +189,7 @@ def _leave_one_out(model: ServedModel, item: Any, target: explanation.ExplainedO
     with request_errors():
         example = model.example(item)
         words = explanation.example_words(task_model.tokenizer, example)
-        limit = ("explained_words", MOST_WORDS)
+        limit = ("explained_words", MAX_WORDS)
         check_limit("too_many_texts", "words to leave out", len(words), *limit)
         shorter = [explanation.without(example, words, n) for n in range(len(words))]
 
@@ -224,7 +224,7 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
         if not encoded[0].sequences:  # of no document, or of a text to score without a token
             raise RequestError("invalid", "the input has no text to show", param="inputs")
         sequence = encoded[0].sequences[0]
-        limit = ("attention_tokens", MOST_ATTENTION_TOKENS)
+        limit = ("attention_tokens", MAX_ATTENTION_TOKENS)
         check_limit("too_many_tokens", "tokens", len(sequence), *limit)
         with request_errors("method"):
             task_model = model.predictor.unprepared()

@@ -265,9 +265,9 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _look_for_reset(self) -> None:
-        socket = self.transport.get_extra_info("socket")
+        client = self.transport.get_extra_info("socket")
         poll = select.poll()
-        poll.register(socket.fileno(), 0)
+        poll.register(client.fileno(), 0)
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
             self.transport.abort()
         else:

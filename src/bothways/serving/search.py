@@ -182,9 +182,10 @@ def search(models: Models, request: SearchRequest) -> Query:
         version, hits = served.search(queries, vectors, k, request.mode, **options)
         if reranker is None or not any(hits):
             return shown(version, hits)
-        most = min(limits.text_characters, limits.request_characters // (count * len(queries)))
+        share = limits.request_characters // (count * len(queries))
+        max_length = min(limits.text_characters, share)
         pairs = [
-            (query, hit.text[: max(0, most - len(query))])
+            (query, hit.text[: max(0, max_length - len(query))])
             for query, ranked in zip(queries, hits, strict=True)
             for hit in ranked
         ]
