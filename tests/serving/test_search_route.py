@@ -223,6 +223,8 @@ def test_an_index_needs_the_model_that_made_it(tmp_path, model, films):
     assert indexes == {"films": str(films)}
     served = named_models((), None, indexes.values())
     assert [*served.values()] == [(model, "embed")]
+    with pytest.raises(ConfigError, match="task: is of models, and none is named"):
+        named_models((), "fill", indexes.values())
     other = r"no model that is served fits: \w+ is not the model of the index"
     with pytest.raises(FolderError, match=other):
         open_app(named_models([f"{tmp_path}/model:embed"]), indexes)

@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from bothways.core.errors import ConfigError, ResourceError, optional
+from bothways.core.errors import ConfigError, ResourceError, optional, require_unset
 from bothways.core.terminal import ErrorStream
 from bothways.hub.provenance import digest_of_model, model_facts
 from bothways.prediction import PredictPrecision
@@ -103,7 +103,9 @@ def named_models(
         ConfigError: there is none; a name occurs twice, or has other characters than letters,
             digits, ".", "_" and "-"; a task is unknown.
     """
-    models = models or [*dict.fromkeys(f"{Index(folder).record.model}:embed" for folder in indexes)]
+    if not models and (folders := [*indexes]):
+        require_unset("is of models, and none is named", "Leave it out, or name one.", task=task)
+        models = [*dict.fromkeys(f"{Index(folder).record.model}:embed" for folder in folders)]
     if not models:
         fix = "Name one: FOLDER, or NAME=FOLDER."
         raise ConfigError("there is no model to serve", where="models", fix=fix)
