@@ -9,6 +9,7 @@ from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 from bothways.core.batch import pack
+from bothways.core.errors import DivergedError
 from bothways.finetuning import run as failure
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label
@@ -143,6 +144,10 @@ def test_the_training_loss_is_of_an_even_sample(data, monkeypatch):
         loss = task_model.eval()(pack(sequences[::5]))["label"]
     found = training_loss(task_model.train(), sequences, 64)
     assert found == pytest.approx(float(loss.total) / 8, rel=1e-5)
+    with torch.no_grad():
+        task.heads["labels"].dense.weight.fill_(math.nan)
+    with pytest.raises(DivergedError):  # of one run: a series continues
+        training_loss(task_model, sequences, 64)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
-from bothways.core.errors import BothwaysError
+from bothways.core.errors import DivergedError
 from bothways.core.runtime.devices import Precision, device_of, resolve_precision
 from bothways.core.runtime.process import tune_allocator
 from bothways.core.source import TrainingStep
@@ -84,7 +84,7 @@ class Loop:
             The state after the last step.
 
         Raises:
-            BothwaysError: a loss or a gradient is not finite; such a gradient changes nothing.
+            DivergedError: a loss or a gradient is not finite; such a gradient changes nothing.
             ConfigError: this device lacks the precision, or an update cannot be captured.
         """
         tune_allocator()
@@ -193,7 +193,7 @@ def evaluate_losses(
     Every rank has equally many steps. The training module keeps its mode.
 
     Raises:
-        BothwaysError: a loss is not finite.
+        DivergedError: a loss is not finite.
     """
     device, meter = device_of(training_module), Meter(plan)
     arithmetic = arithmetic_of(precision, device)
@@ -206,7 +206,7 @@ def evaluate_losses(
     scores = meter.scores()
     for name, loss in scores.losses.items():
         if not math.isfinite(loss):
-            raise BothwaysError(
+            raise DivergedError(
                 f"the loss {name!r} of an evaluation is not finite",
                 fix="Set the precision to fp32.",
             )
