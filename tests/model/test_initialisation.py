@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-from bothways.model.config import Dropouts, EncoderConfig, PreNorm
+from bothways.model.config import Dropouts, EncoderConfig, FromVector, PreNorm, Readout
 from bothways.model.families.catalogue import preset
 from bothways.model.families.modernbert import MODERNBERT
 from bothways.model.families.weight_names import to_file_names
@@ -85,6 +85,9 @@ def test_heads_are_where_they_were_asked_for():
         head = Model(config, [LabelHead(2, rate)]).heads["labels"]
         assert head.dropout.rate == expected
     assert Model(config, [PairHead()]).heads["pair"].dropout.rate == 0
+    config = dataclasses.replace(config, readout=Readout(labels=FromVector()))
+    heads = [Model(config, [LabelHead(2, rate)]).heads["labels"] for rate in (None, 0.5)]
+    assert [head.dropout.rate for head in heads] == [0, 0.5]
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

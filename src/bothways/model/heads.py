@@ -105,8 +105,10 @@ class LinearOutput(nn.Module):
 class VectorOutput(LinearOutput):
     """A dense layer on the sentence vector, such as a logistic regression (`FromVector`)."""
 
-    def __init__(self, config: EncoderConfig, source: FromVector, outputs: int) -> None:
-        super().__init__(config, outputs)
+    def __init__(
+        self, config: EncoderConfig, source: FromVector, outputs: int, dropout: float
+    ) -> None:
+        super().__init__(config, outputs, dropout)
         self.reads, self.causal = source.reads, config.is_causal
 
     def pool(
@@ -358,7 +360,7 @@ class LabelHead(_PooledValue):
     """Returns `count` outputs per sequence: logits of classes, or a score.
 
     Attributes:
-        dropout: on the pooled vector; None for the encoder's.
+        dropout: on the pooled vector; None for the encoder's, and for 0 on a sentence vector.
     """
 
     count: int
@@ -494,5 +496,5 @@ def _output(
     if isinstance(source, Own):
         return OwnOutput(config, source, outputs, rate)
     if isinstance(source, FromVector):
-        return VectorOutput(config, source, outputs)
+        return VectorOutput(config, source, outputs, dropout or 0.0)
     return LinearOutput(config, outputs, rate)
