@@ -221,7 +221,7 @@ class Readout:
         shifted: whether the masked LM head predicts a token from the vector of the token before
             it (masked next-token prediction), not from the token's own.
         pair_dropout: the rate on the vector that the pair head reads.
-        span_dropout: the rate on the vectors that the span head reads.
+        span_dropout: the rate on the vectors that the span head reads, unless `span` is set.
         replaced: what the replaced-token head reads of a token: its vector, or the normed sum of
             its vector and the first token's.
         output: the output matrix of the masked LM and next-token heads: the token embedding, or
