@@ -130,6 +130,9 @@ def test_rows_and_files_have_no_labels(folder, tmp_path):
         assert scorer.evaluate(data)["pairs"] == len(PAIRS)
         with pytest.raises(DataError, match="has no column 'quality'; it has text, text_b"):
             scorer.evaluate(data, label="quality")
+    with pytest.raises(DataError, match="needs no answers") as refused:
+        scorer.evaluate(PAIRS, ["first"] * len(PAIRS))
+    assert refused.value.where == "answers"
 
 
 def test_one_text_is_no_pair(folder, tmp_path):

@@ -81,6 +81,11 @@ class MaskedTask(TextTask[P]):
     column_table = (TEXT,)
     check_columns = check_single_texts
 
+    def answered(self, example: TextExample, answer: Any) -> TextExample:
+        """Raise a DataError: texts are scored by themselves."""
+        message = f"the task {self.name!r} needs no answers"
+        raise DataError(message, where="answers", fix="Leave them out.")
+
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         return (MaskedHead(),)
 
