@@ -87,6 +87,18 @@ def test_a_pair_is_two_vectors_and_a_cosine(made):
         task.grade(TextExample("ape bee", "cats"), pair)
 
 
+def test_inputs_of_several_forms_are_read_together(made):
+    """Those that could be trained on, with targets, and plain texts share a batch."""
+    task = SentenceEmbeddingTask().bind(*made[:2], (), 24)
+    examples = [VectorExample("ape", "bee"), TextExample("ape bees dog"), VectorExample("cat")]
+    for order in itertools.permutations(examples):
+        widths = {e: len(p.vectors) for e, p in predict(task, order)}
+        assert [widths[e] for e in examples] == [2, 1, 1]
+    classes = [VectorExample("ape", None, "x"), TextExample("bee", where="f:2")]
+    with pytest.raises(DataError, match=r"^f:2: has no class"):
+        evaluate_task(task, classes)
+
+
 def test_a_vector_of_zeros_is_like_no_other():
     zeros = VectorPrediction(np.zeros((2, 4), np.float32))
     assert zeros.to_json()["cosine"] == 0

@@ -303,8 +303,12 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[base.EncodedExample]:
-        """Return [CLS] A [SEP], and sequences of its own for a second text."""
+        """Return [CLS] A [SEP], and sequences of its own for a second text.
+
+        They have targets if all examples can be trained on: those of a batch are of the same names.
+        """
         results = []
+        trainable = all(isinstance(example, VectorExample) for example in examples)
         prompts = [self._prompts(example) for example in examples]
         prompt_lengths = {
             text: len(tokenizer.encode([text])[0]) if text else 0
@@ -315,7 +319,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         rows = iter(tokenizer.encode(whole))
         for used, example in pairs:
             texts = list[base.EncodedExample]()
-            targets = example.targets() if isinstance(example, VectorExample) else None
+            is_trained = trainable and isinstance(example, VectorExample)
+            targets = example.targets() if is_trained else None  # type: ignore[attr-defined]
             for number, prompt in enumerate(used):
                 ids, count = next(rows), prompt_lengths[prompt]
                 sequences, cut = self.single(ids, tokenizer.template, length, count)
