@@ -240,6 +240,7 @@ def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path, caplog):
     ("a.json", b'{"default": {}}', "", "name the other files instead of their folder"),
     ("a.json", b'{"a": 1}\n{"a": 2}\n{"a"', ":3", "is not JSON"),
     ("a.json", b'{"data": [\n{"a": 1},\n{"a": 2}]}', "", "is not an array of objects"),
+    ("a.json", b'{"text": "the only row"}\n', "", "one object per line in a .jsonl file"),
     ("a.json", b"[]", "", "holds no row"),
     ("a.json", b"[1]", ":record 1", "holds a JSON int"),
     ("a.json", b'[{"a": 1} {"a": 2}]', "", "is not JSON"),

@@ -455,7 +455,7 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
 
     Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
     """
-    fix = 'Write [{"text": "…"}, …], or one object per line.'
+    fix = 'Write [{"text": "…"}, …], or one object per line in a .jsonl file.'
     values = read_json_text(path, fix, bytes_read)
     if not isinstance(values, list):
         squad = isinstance(values, dict) and "data" in values
