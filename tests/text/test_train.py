@@ -203,7 +203,7 @@ def test_a_size_that_cannot_hold_the_alphabet(kind, alphabet, least):
     message = f"a vocabulary of 30 cannot hold 5 special tokens and {alphabet}"
     with pytest.raises(TokenizerError, match=message) as caught:
         train_vocabulary(TEXT, kind(size=30))
-    assert f"At least {least} are needed" in str(caught.value)
+    assert f"Set size={least} or more" in str(caught.value)
     with pytest.raises(TokenizerError):
         train_vocabulary(TEXT, kind(size=least - 1))
     assert train_vocabulary(TEXT, kind(size=least)).size == least

@@ -37,7 +37,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from bothways.core.config.values import require_at_least, require_range
-from bothways.core.errors import ConfigError, DataError, TokenizerError
+from bothways.core.errors import ConfigError, DataError, TokenizerError, argument
 from bothways.core.files import surrogate_in
 from bothways.core.source import rng
 from bothways.text.tokenizer import Tokenizer
@@ -317,7 +317,9 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend
         letters = sorted(_covering(ranked, kind, lambda letter: 1 + _goes_on(letter, backend)))
     inner = ["##" + letter for letter in letters if _goes_on(letter, backend)]
     characters = f"{len(letters)} characters, {len(inner)} of them also within words"
-    _check_size(kind.size, len(letters) + len(inner), characters, "raise size, or lower alphabet")
+    _check_size(
+        kind.size, len(letters) + len(inner), characters, f", or lower {argument(alphabet='N')}"
+    )
     trainer = trainers.WordPieceTrainer(
         vocab_size=kind.size,
         min_frequency=kind.min_frequency,
@@ -359,7 +361,7 @@ def _learn_byte_bpe(texts: Sample, kind: ByteBPE, reader: Reader) -> Backend:
     # Sorted, since the library returns them in an order that varies.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     needed = len(alphabet) if texts.characters else 0
-    _check_size(kind.size, needed, f"{len(alphabet)} bytes", "raise size")
+    _check_size(kind.size, needed, f"{len(alphabet)} bytes")
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind.prefix_space)
     trainer = trainers.BpeTrainer(
@@ -386,8 +388,7 @@ def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> Backend:
     ranked_letters = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     letters = {*_covering(ranked_letters, kind, lambda letter: 1)}
     needed = len(letters | {"▁"}) if letters else 0
-    fix = "raise size, or drop texts with rare characters"
-    _check_size(kind.size, needed, f"{needed} characters", fix)
+    _check_size(kind.size, needed, f"{needed} characters", ", or drop texts with rare characters")
     # A rare character becomes a space in training, and so unknown afterwards
     rare = dict.fromkeys(map(ord, counts.keys() - letters), " ")
     scores = _unigram_scores(backend, _without(rare, reader(texts), kind), kind, kind.size)
@@ -493,7 +494,7 @@ def _normal_characters(texts: Sample, backend: Backend) -> Counter[str]:
     return Counter({letter: count for letter, count in counts.items() if not letter.isspace()})
 
 
-def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
+def _check_size(size: int, needed: int, alphabet: str, otherwise: str = "") -> None:
     """Check that a vocabulary has room for the `needed` tokens of the alphabet; 0 for no text."""
     if needed == 0:
         message = "there is no text to learn a vocabulary from"
@@ -502,4 +503,5 @@ def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
     if size < least:
         special = f"{len(SPECIALS)} special tokens"
         message = f"a vocabulary of {size} cannot hold {special} and {alphabet}"
-        raise TokenizerError(message, where="size", fix=f"At least {least} are needed: {fix}.")
+        fix = f"Set {argument(size=least)} or more{otherwise}."
+        raise TokenizerError(message, where="size", fix=fix)
