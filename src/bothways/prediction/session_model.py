@@ -36,6 +36,7 @@ from bothways.prediction.prepared_model import GraphPrecision, UnpackedModel
 Arrays = Mapping[str, NDArray[np.int64]]
 Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
 """Computes all outputs from the inputs, both by name."""
+_MAKING_CORE = threading.Lock()
 HEAD = "bothways.head"
 """The key of the head's kind in the metadata of a graph."""
 
@@ -212,9 +213,15 @@ def open_openvino(file: Path) -> tuple[Run, str | None]:
     return run, model.get_rt_info(HEAD).astype(str) if model.has_rt_info(HEAD) else None
 
 
-@cache
 def openvino_core() -> Any:
-    """Return OpenVINO's core, one for the process.
+    """Return OpenVINO's core, one for the process and all of its threads."""
+    with _MAKING_CORE:
+        return _make_core()
+
+
+@cache
+def _make_core() -> Any:
+    """Return a core; `cache` alone would make one for each thread of those that call at once.
 
     A core with its CPU plugin replaces the stack on which the thread handles signals, and gives it
     back at its end. Of two cores that end in the order in which they began, the second gives back

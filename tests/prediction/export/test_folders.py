@@ -1,11 +1,14 @@
 """Exported folders: verified, complete or absent, read by other programs, and computed by `--runtime onnxruntime`."""
 
 import ctypes
+import functools
 import gc
 import itertools
 import json
 import shutil
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +36,7 @@ from bothways.hub.resolve import PROGRAM
 from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.prediction import session_model
 from bothways.prediction.export import folder as exporting
 from bothways.prediction.export.folder import write_export
 from bothways.prediction.predictor import Predictor, open_task
@@ -362,6 +366,27 @@ def test_folders_that_onnxruntime_cannot_open(bert, classifier, exported, tmp_pa
     file.write_bytes(b"no graph")
     with pytest.raises(FolderError, match="onnxruntime cannot open it: "):
         opened(tmp_path / "vectors")
+
+
+def test_threads_share_one_core_of_openvino(monkeypatch):
+    openvino_core()  # imported as the library does
+    made, barrier = list[object](), threading.Barrier(4)
+
+    def make() -> object:
+        time.sleep(0.01)
+        made.append(object())
+        return made[-1]
+
+    def call(_: int) -> object:
+        barrier.wait()
+        return openvino_core()
+
+    monkeypatch.setattr(sys.modules["openvino"], "Core", make)
+    fresh = functools.cache(session_model._make_core.__wrapped__)
+    monkeypatch.setattr(session_model, "_make_core", fresh)
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(call, range(4))] == made * 4
+    assert len(made) == 1
 
 
 def test_vectors_of_a_graph_are_scored(bert, tmp_path):
