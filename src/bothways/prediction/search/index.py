@@ -135,8 +135,7 @@ class Index:
     """
 
     def __init__(self, folder: str | Path, record: IndexRecord | None = None) -> None:
-        # Words and graphs are opened later, perhaps in another process or working folder.
-        self.folder = local_path(folder).absolute()
+        self.folder = local_path(folder)
         if record is None:
             if not (self.folder / RECORD).is_file():
                 near = near_path(self.folder, lambda path: (path / RECORD).is_file())
@@ -148,7 +147,8 @@ class Index:
                 record = configs.read(IndexRecord, values)
             except ConfigError as error:
                 raise self._damaged(f"{RECORD}: {error.where}: {error.what}") from error
-        self.record = record
+        # Words and graphs are opened later, perhaps in another process or working folder.
+        self.folder, self.record = self.folder.absolute(), record
         if record.width < 1 or not math.isfinite(record.scale):
             raise self._damaged(f"{RECORD} has width {record.width} and scale {record.scale}")
         self._graphs = dict[int, Any]()
