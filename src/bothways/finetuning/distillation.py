@@ -31,12 +31,7 @@ from bothways.core.source import Sequence
 from bothways.core.training_module import Loss, TrainingModule
 from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence
-from bothways.prediction.engine import (
-    PredictionCounts,
-    predict,
-    predict_sequences,
-    prepare_task_model,
-)
+from bothways.prediction import engine
 from bothways.prediction.predictor import open_task_model, unit
 from bothways.tasks.base import EncodedExample, TaskModel
 from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TextTargets
@@ -191,10 +186,10 @@ def with_teacher_scores(
             raise ConfigError(message, where=where, fix=fix)
         # The teacher may list the same labels in another order.
         columns = [task_model.labels.index(label) for label in data.labels]
-    model = prepare_task_model(task_model, precision)
+    model = engine.prepare_task_model(task_model, precision)
     count, examples = len(data.sequences), []
     progress.stage("asking the teacher", count)
-    outputs = predict_sequences(
+    outputs = engine.predict_sequences(
         model, data.sequences, on_share=lambda share: progress.advance(share * count)
     )
     # Choices are the sequences of a question: a row for each.
@@ -231,9 +226,9 @@ def with_guide_vectors(
     """
     task_model = open_task_model(folder, "embed", device=str(device))
     progress.stage("asking the guide", len(data.train))
-    counts = PredictionCounts(on_count=progress.advance)
-    guide = prepare_task_model(task_model, precision)
-    results = predict(guide, data.train_examples, counts=counts)
+    counts = engine.PredictionCounts(on_count=progress.advance)
+    guide = engine.prepare_task_model(task_model, precision)
+    results = engine.predict(guide, data.train_examples, counts=counts)
     train = list[EncodedExample]()
     for item, (_, prediction) in zip(data.train, results, strict=True):
         # A text that is read in windows has one vector for all of them.

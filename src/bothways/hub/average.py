@@ -159,7 +159,7 @@ def _bases(folder: Path, checkpoint: Checkpoint | None = None) -> list[float] | 
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Return what models must have in common, by name: all but the values of their tensors.
+    """Return the properties that averaged models share, by name: all but the values of tensors.
 
     Dropout, the start and the id of padding do not change what a trained model computes.
     """
