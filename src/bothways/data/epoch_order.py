@@ -109,7 +109,7 @@ class RestOfEpoch(ComputedIds):
 
     Attributes:
         ids: all documents of the epoch.
-        open_window: `(N)`, positions of those of the open window among the chosen ones, ascending.
+        open_window: `(N)`, positions among the chosen ones of documents of the open window, ascending.
         runs: `(R)`, the positions at which runs of later windows begin, ascending.
     """
 

@@ -132,7 +132,7 @@ class FullSentences(Segments):
     """Consecutive whole sentences, as many as fit (RoBERTa).
 
     Attributes:
-        length: the longest sequence in tokens, specials included; in a run that of the phase.
+        length: the longest sequence in tokens, specials included; in a run the length of the phase.
         cross: True continues with the next document (FULL-SENTENCES), False ends a sequence at
             the end of its document (DOC-SENTENCES).
     """
@@ -294,7 +294,7 @@ class NextSentence(PairSegments):
     """Two segments: the second follows the first (label 0) or is random (label 1), as in BERT.
 
     Attributes:
-        length: the longest sequence in tokens, specials included; in a run that of the phase.
+        length: the longest sequence in tokens, specials included; in a run the length of the phase.
         short: the share of documents that are read with a random shorter target length.
     """
 
@@ -340,7 +340,7 @@ class SentenceOrder(PairSegments):
     """Two consecutive segments, in order (label 0) or swapped (label 1), as in ALBERT.
 
     Attributes:
-        length: the longest sequence in tokens, specials included; in a run that of the phase.
+        length: the longest sequence in tokens, specials included; in a run the length of the phase.
         short: the share of documents that are read with a random shorter target length.
         single: what a chunk of one sentence becomes: "split" cuts it in two at a random token,
             "drop" leaves it out, "random" adds a segment of another document with label 1, as

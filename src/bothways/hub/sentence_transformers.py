@@ -183,7 +183,7 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     file = root / PROGRAM
     program, config = object_in(file), object_in(folder / "config.json")  # an adapter has none
     section: Any = config.get(_SECTION)
-    # The longest text is that of the module, else that of the tokenizer.
+    # The module's longest text, else the tokenizer's.
     transformer_file = next(
         (folder / name for name in _TRANSFORMERS if (folder / name).is_file()),
         folder / _TRANSFORMER,

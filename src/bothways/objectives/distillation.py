@@ -99,7 +99,7 @@ class Teacher:
 def check_teacher(
     folder: str, tokenizer: Tokenizer, length: tuple[str, int], location: str, fix: str
 ) -> list[Finding]:
-    """Return errors if a teacher cannot read sequences of so many tokens of a tokenizer.
+    """Return errors if a teacher cannot read a tokenizer's sequences of this length.
 
     Args:
         length: the setting of the length of sequences, and its value.

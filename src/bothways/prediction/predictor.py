@@ -580,7 +580,7 @@ class Predictor:
         if isinstance(data, Reading):  # has its columns and answers
             if columns is not None:
                 fix = "Leave them out."
-                raise ConfigError("are those of the reading", where="columns", fix=fix)
+                raise ConfigError("a reading has its own columns", where="columns", fix=fix)
             return data
         if isinstance(data, str | Path):
             return self.task_model.task.read(str(data), columns, labelled=labelled)

@@ -343,7 +343,7 @@ def words_of_epoch(corpora: Corpora, documents: Mapping[str, DocumentIds]) -> fl
 def _save_milestone(
     done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path, words: int
 ) -> None:
-    """Write the model as it is, after so many words."""
+    """Write the model as it is, as the milestone of `words` words."""
     card, record = _card(done, settings, corpora)
     path, extra = folder / milestone_name(words), {**record, "words": words}
     with averaged_weights(done.training_module):

@@ -93,7 +93,7 @@ class MaskedTask(TextTask[P]):
 def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
     """Yield the logits for these tokens, `ROWS` at a time `(part, vocab)`.
 
-    They are the masked head's, or those of the head that predicts the next token.
+    They are of the masked head, or of the head that predicts the next token.
     """
     causal = "causal" in model.heads
     sources = rows - 1 if causal else model.masked_sources(batch, rows)
