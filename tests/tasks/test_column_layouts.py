@@ -172,6 +172,8 @@ def test_layout_of_an_odd_file(tmp_path, text, asked, sentences):
         ("EU B-ORG\n", TagColumns(text="word"), ": its columns have numbers, and text = 'word'"),
         (CONLL_U.format("_", "_", "_"), TagColumns("1", "tag"), ": has no column label = 'tag'"),
         ("\n-DOCSTART- O\n\n", NONE, ": has no word"),
+        ("EU B-ORG\n", TagColumns(document="page"), ": is read as columns of words, and 'page' is"),
+        ("EU B-ORG\n", TagColumns(sentence="id"), ": is read as columns of words, and 'id' is to"),
         ("", NONE, ": has no word"),
         (
             "10\u00a0000 O\nanna\t \tB-PER\t\noslo  B-LOC\n",

@@ -416,6 +416,11 @@ def _open_columns(task: Any, source: str, requested: TagColumns, *, labelled: bo
         columns = TagColumns(*(a or b for a, b in zip((text, label), usual, strict=True)))
         if (columns.text, columns.label) != (text, label):
             layout = find(columns.text, columns.label)
+        for role, number in (("document", None), ("sentence", layout.sentence)):
+            if (name := getattr(requested, role)) is not None and number is None:
+                message = f"is read as columns of words, and {name!r} is to number its {role}s"
+                fix = "Lines divide it: an empty one ends a sentence, -DOCSTART- begins a document."
+                raise DataError(message, where=location, fix=fix)
         sentences = conll.read_columns(itertools.chain(head, lines), location, layout)
         if not labelled:  # texts may be read as columns: most of the first words then have blanks
             first = next(sentences)
