@@ -11,7 +11,14 @@ from hypothesis import given, strategies as st
 
 from bothways.core.errors import DataError
 from bothways.tasks.sentence_embedding import vectors as nearest
-from bothways.tasks.sentence_embedding.examples import corpus_file, read_beir, score_run, splits_of
+from bothways.tasks.sentence_embedding.examples import (
+    EmbedColumns,
+    corpus_file,
+    read_beir,
+    score_run,
+    splits_of,
+)
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.sentence_embedding.vectors import top_k
 
 
@@ -102,6 +109,9 @@ def test_beir_folder(tmp_path, grades, suffix):
     assert data.queries == {"q1": "who sleeps?"}
     assert data.grades == {"q1": {"d1": 2, "gone": 1}}
     assert splits_of(folder) == {"test": folder / "qrels" / "test.tsv"}
+    task, columns = SentenceEmbeddingTask(), EmbedColumns("page")
+    assert not task.read(str(folder)).notes
+    assert "named columns are not read" in task.read(str(folder), columns).notes[0]
 
 
 @pytest.mark.parametrize(

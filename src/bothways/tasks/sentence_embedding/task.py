@@ -39,7 +39,7 @@ from bothways.hub.static_embedding import StaticEncoder
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.tasks import base
-from bothways.tasks.columns import number_of
+from bothways.tasks.columns import asked_columns, number_of
 from bothways.tasks.metrics import RANKING, TINY
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding import losses
@@ -250,6 +250,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         """Open a source as `Task.read`, or the grades of a folder of BEIR's form."""
         if labelled and (grades := grades_file(source)) is not None:
             notes = list[str]()
+            if columns is not None and asked_columns(columns):  # as other data of the run has them
+                notes.append(f"{grades}: has the fields of BEIR; named columns are not read")
             return base.Reading(self, graded_examples(grades, notes), notes=notes)
         return super().read(source, columns, labelled=labelled)
 
