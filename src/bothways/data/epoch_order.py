@@ -109,7 +109,8 @@ class RestOfEpoch(ComputedIds):
 
     Attributes:
         ids: all documents of the epoch.
-        open_window: `(N)`, positions among the chosen ones of documents of the open window, ascending.
+        open_window: `(N)`, the documents of the open window, as positions among the chosen ones,
+            ascending.
         runs: `(R)`, the positions at which runs of later windows begin, ascending.
     """
 
