@@ -53,7 +53,7 @@ def analysis_of(task_model: TaskModel[Any, Any]) -> TaskAnalysis[Any, Any]:
     analysis = _ANALYSES.get(prediction_type(task_model.task))
     if analysis is None:
         message = f"there is no report on the task {task_model.task.name}"
-        raise ConfigError(message, where="report", fix="Leave it out; evaluate prints the metrics.")
+        raise ConfigError(message, where="report", fix="Leave it out: the metrics need none.")
     return analysis(task_model)
 
 

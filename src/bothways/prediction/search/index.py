@@ -350,10 +350,10 @@ class Index:
             if not isinstance(text, str):
                 message = f"is of type {type(text).__name__}, not a text"
                 raise DataError(message, where=f"query {number}")
-        if rerank is not None and not isinstance(rerank, Predictor):
-            rerank = open_task(rerank, "rerank", precision=precision, device=device)
-        if rerank is not None:
+        if isinstance(rerank, Predictor):
             _check_task(rerank, "rerank", "rerank")
+        elif rerank is not None:
+            rerank = open_task(rerank, "rerank", precision=precision, device=device)
         vectors = None
         if mode != "bm25":
             vectors = self.embedder(model, precision, device).encode(
