@@ -290,7 +290,7 @@ def test_sizes_of_a_table_are_fitted(place, tmp_path):
         folder = request.out / "cells" / cell.name
         folder.mkdir(parents=True)
         tokens = round(8e6 * cell.share)
-        (folder / "metrics.jsonl").write_text(f'{{"tokens": {tokens}, "seconds": 60}}\n')
+        (folder / "metrics.jsonl").write_text(f'{{"step": 1, "tokens": {tokens}, "seconds": 60}}\n')
         metrics = {"held-out/loss/masked": float(next(losses)), "unigram/loss/masked": 7.0}
         rows.append(RowOutcome(cell, (SweepOutcome(cell.name, metrics),)))
     nothing_learned = SweepOutcome(cells[0].name, {**metrics, "held-out/loss/masked": 6.99})

@@ -145,10 +145,10 @@ def test_more_programs_are_compiled_than_torch_would(monkeypatch):
 
 def test_it_is_for_gpus_that_triton_compiles_for(monkeypatch):
     assert not hardware.has_flex(CPU)
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(hardware, "installed", lambda name: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not hardware.has_flex(CUDA)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert hardware.has_flex(CUDA)
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(hardware, "installed", lambda name: False)
     assert not hardware.has_flex(CUDA)
