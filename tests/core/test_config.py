@@ -153,6 +153,28 @@ def test_settings_of_a_file_that_another_kind_lacks_are_told(tmp_path):
     assert not [*configs.replaced_members(same, BASE, file)]
 
 
+def test_another_kind_keeps_settings_of_a_file_within_a_table_that_changes(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[objective]\nkind = "masked_lm"\n[objective.masking]\nrate = 0.3')
+    words = ["objective.kind=gpt_bert", "objective.masking.mask=0.7"]
+    masking = configs.load(PretrainConfig, base=BASE, file=file, overrides=words).objective.masking
+    assert (masking.rate, masking.mask) == (0.3, 0.7)
+
+
+@pytest.mark.parametrize("value", ["foo", False, math.nan])
+def test_what_is_no_kind_over_a_table_of_a_file_is_refused_where_it_is_given(value, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[training.optimizer]\nkind = "lamb"\n[sharding]\nkind = "sharding"')
+    with pytest.raises(ConfigError, match="is given, but it must be one of adamw") as refused:
+        configs.load(PretrainConfig, base=BASE, file=file, overrides={"training.optimizer": value})
+    assert refused.value.where == "training.optimizer"
+    # A value of another type replaces the table.
+    assert (
+        configs.load(PretrainConfig, base=BASE, file=file, overrides=["sharding=auto"]).sharding
+        == "auto"
+    )
+
+
 @pytest.mark.parametrize("value", ["0.2", "foo"])
 def test_a_text_is_no_table_without_kinds(value, tmp_path):
     file = tmp_path / "run.toml"

@@ -330,9 +330,7 @@ def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
     """Build a value of any type."""
     shape = _shape(hint)
     if isinstance(raw, Replacement):
-        cls, other = (_member(shape.classes, t, base, location) for t in (raw.new, raw.old))
-        lost = {field.name for field in _fields(other)} - _shared(cls, other) | {"kind"}
-        raw = {**{key: value for key, value in raw.old.items() if key not in lost}, **raw.new}
+        raw = _replacing(shape, raw, base, location)
     if types.NoneType in shape.others and raw in (None, NONE):
         return None
     item = _item(hint)
@@ -358,6 +356,17 @@ def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
         if isinstance(raw, shape.classes) or (shape.is_open and of_python):
             return raw
     return _leaf(hint, shape, raw, location)
+
+
+def _replacing(shape: _Shape, raw: Replacement, base: Any, location: str) -> Any:
+    """Return the new value with what it keeps of the old table: settings that both kinds share."""
+    new = raw.new if isinstance(raw.new, Mapping) else {"kind": raw.new}
+    if new["kind"] not in map(_kind, shape.classes):
+        return raw.new  # a value of another type, such as "auto", or none that is allowed
+    cls, other = (_member(shape.classes, tree, base, location) for tree in (new, raw.old))
+    lost = {field.name for field in _fields(other)} - _shared(cls, other) | {"kind"}
+    kept = {key: value for key, value in raw.old.items() if key not in lost}
+    return merge(kept, new, location)
 
 
 def _item(hint: Any) -> Any:

@@ -122,9 +122,9 @@ def _merged(low: Any, high: Any, location: str) -> Any:
         # A name is the kind of a table: a table of this kind, or without one, keeps its settings.
         kind = high.get("kind") if isinstance(high, Mapping) else high
         if kind not in (NONE, None):
-            high = {"kind": kind} if isinstance(high, str) else high
             if low.get("kind", kind) != kind:
                 return Replacement(high, low)
+            high = {"kind": kind} if isinstance(high, str) else high
     if not isinstance(high, Mapping):
         return high
     match low:
@@ -150,9 +150,9 @@ def _merged(low: Any, high: Any, location: str) -> Any:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A table that replaces one of another kind, and keeps settings that mean the same in both."""
+    """A table, or its kind, that replaces one of another kind, but for settings that both share."""
 
-    new: Tree
+    new: Tree | str
     old: Tree
 
 
