@@ -11,6 +11,7 @@ import pytest
 import bothways
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
+from bothways.finetuning.data import read_examples
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.task import TaggingTask
@@ -37,6 +38,20 @@ def write_iob1(file: Path, count: int, seed: int) -> Path:
         lines.append("")
     file.write_text("-DOCSTART- x O\n\n" + "\n".join(lines))
     return file
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("dev.tsv", "word\ttag\nOslo\tB-LOC\nis\tO\n"), ("dev.conll", "Oslo B-LOC\nis O\n")],
+)
+def test_dev_words_are_read_by_columns_of_their_own(tmp_path, name, text):
+    """Those of the training data are in a table, in which a column numbers the sentences."""
+    train, dev = tmp_path / "train.csv", tmp_path / name
+    train.write_text("sentence_id,word,tag\n1,Oslo,B-LOC\n1,is,O\n2,cold,O\n")
+    dev.write_text(text)
+    settings = FinetuneConfig(train=str(train), dev=str(dev), task=TaggingTask())
+    [example] = read_examples(settings).examples["dev"]
+    assert (example.words, example.tags) == (("Oslo", "is"), ("B-LOC", "O"))
 
 
 @pytest.fixture(scope="module")

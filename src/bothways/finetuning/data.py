@@ -452,7 +452,7 @@ def read_rows(
         if name == "train" and len(columns_read := {*selected.values()}) == 1:
             task = task.with_columns(*columns_read)
     else:
-        columns = columns if requested is None or not isinstance(task, TableTask) else requested
+        columns = columns if requested is None else requested
         reading, location = task.read(str(rows), columns, labelled=labelled), str(rows)
         progress.stage(f"reading {rows}", None if reading.share is None else 1.0)
         items: Iterable[Any] = reading.examples
