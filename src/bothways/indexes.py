@@ -95,15 +95,16 @@ def build_index(  # noqa: PLR0913 – one option per question
     if old is None and model is None:
         fix = "Name the model that makes the vectors."
         raise ConfigError("there is no index yet, and no model", where="model", fix=fix)
+    named = dict.fromkeys(settings, True)  # also those that are False
     if old is not None:
         message = f"{out} has its settings already: vectors in {old.stored}"
         changed = None if stored == old.stored else stored
         fix = "Leave it out, or build a new index."
-        require_unset(message, fix, stored=changed, length=length, **settings)
+        require_unset(message, fix, stored=changed, length=length, **named)
     if isinstance(model, Predictor):
         require_unset(
             "the predictor has its settings already", "Give it to bothways.load.", length=length,
-            precision=precision != "fp32", device=device != "auto", **settings,
+            precision=precision != "fp32", device=device != "auto", **named,
         )  # fmt: skip
         name, length, opened_with = model.opened_from()
         settings = dict(opened_with)

@@ -367,7 +367,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
             from bothways.pretraining.evaluation import evaluate_on_corpus
 
             fix = "Leave it out; the losses of a pre-trained model depend on the length alone."
-            require_unset("does nothing with a corpus", fix, **for_rows, **settings)
+            require_unset(
+                "does nothing with a corpus", fix, **for_rows, **dict.fromkeys(settings, True)
+            )
             if precision == "int8":
                 raise ConfigError("int8 does nothing with a corpus", where="precision", fix=fix)
             metrics = evaluate_on_corpus(

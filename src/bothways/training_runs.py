@@ -730,8 +730,8 @@ def distil(  # noqa: PLR0913 – one option per question
         require_unset(
             "is for training, and static vectors are computed in one pass",
             f"Leave it out; train them afterwards: {call('finetune', 'MODEL', task='embed')}",
-            student=student, dev=dev, recipe=recipe, config=config, **settings, resume=resume,
-            data=None if is_corpus else data,
+            student=student, dev=dev, recipe=recipe, config=config, resume=resume,
+            data=None if is_corpus else data, **dict.fromkeys(settings, True),
         )  # fmt: skip
         corpus: Any = Corpus.open(data) if isinstance(data, str | Path) else data
         model_folder = folder and folder / "model"

@@ -220,7 +220,7 @@ def test_a_narrow_teacher_keeps_its_width(place):
     ("settings", "where"),
     [
         ({"width": 17}, "width"), ({"width": 0}, "width"), ({"student": "bert-tiny"}, "student"),
-        ({"lr": 1e-3}, "lr"), ({"data": "train.tsv"}, "data"), ({"resume": True}, "resume"),
+        ({"lr": 1e-3}, "lr"), ({"log": False}, "log"), ({"data": "train.tsv"}, "data"), ({"resume": True}, "resume"),
         ({"to": "table"}, "to"), ({"to": "model", "width": 6, "data": "corpus"}, "width"),
     ],
 )  # fmt: skip

@@ -218,7 +218,8 @@ def require_unset(message: str, fix: str, /, **values: object) -> None:
     """Raise ConfigError at the first argument that is set, where it does nothing.
 
     Args:
-        values: arguments by name; None and False are not set.
+        values: arguments by name; None and False are not set. For settings, of which False is one
+            as well, pass True.
     """
     for name, value in values.items():
         if value is not None and value is not False:
