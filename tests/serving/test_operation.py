@@ -128,7 +128,8 @@ def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):
         (copy / name).write_text(f'{{"{name}": 1}}')
         assert digest_of_model(str(copy)) != digest
         digest = digest_of_model(str(copy))
-    for record, equal in (({"date": "2031-01-01"}, True), ({"length": 7}, False)):
+    of_the_run = {"date": "2031-01-01", "seconds": 2.5, "settings": {"train": "moved.tsv"}}
+    for record, equal in ((of_the_run, True), ({"length": 7}, False)):
         (copy / "bothways.json").write_text(json.dumps(record))
         assert (digest_of_model(str(copy)) == digest) is equal
     # In older folders of sentence-transformers the pooling is around the model.

@@ -26,6 +26,9 @@ from bothways.hub.resolve import (
     resolve_run,
 )
 
+_OF_THE_RUN = ("settings", "base", "data", "seconds", "date", "metrics")
+"""What a record says of the run that made the model."""
+
 
 def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run as plain values, without paths."""
@@ -55,8 +58,9 @@ def digest_of_model(name: str) -> str:
     named = sorted((file.relative_to(root).as_posix(), file) for file in files)
     lines = "".join(f"{path} {_digest(file, stamp(file))}\n" for path, file in named)
     record = object_in(folder / RECORD)
-    # A run that is continued may save the same model on another day or machine.
-    lines += json.dumps({**record, "date": "", "metrics": {}}, sort_keys=True)
+    # A run that is continued may save the same model on another day, in more time, from other paths.
+    decisive = {name: record[name] for name in record if name not in _OF_THE_RUN}
+    lines += json.dumps(decisive, sort_keys=True)
     digest, adapter = hashlib.sha256(lines.encode()).hexdigest(), read_adapter(folder)
     if adapter is None:
         return digest
