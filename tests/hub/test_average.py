@@ -64,6 +64,8 @@ def test_further_layers_of_sentence_transformers_must_be_equal(tokenizer, tmp_pa
     for folder in folders:
         (folder / "2_Dense").mkdir()
         (folder / "2_Dense" / "model.safetensors").write_bytes(b"equal")
+        (folder / "2_Dense" / "of" / "notebooks").mkdir(parents=True)
+        (folder / "2_Dense" / "of" / "notebooks" / "notes").touch()
     (folders[0] / "2_Dense" / "model.safetensors").chmod(0o444)
     bothways.average(folders, tmp_path / "mean")
     copy = tmp_path / "mean" / "2_Dense" / "model.safetensors"
@@ -71,6 +73,21 @@ def test_further_layers_of_sentence_transformers_must_be_equal(tokenizer, tmp_pa
     assert copy.stat().st_mode & 0o200  # users who may not write there could not flush it
     (folders[1] / "2_Dense" / "model.safetensors").write_bytes(b"other")
     with pytest.raises(FolderError, match=r"2_Dense/model\.safetensors"):
+        bothways.average(folders, tmp_path / "mean")
+
+
+def test_poolings_must_be_equal_in_whatever_form(tokenizer, tmp_path):
+    folders = [save(tmp_path / f"seed-{n}", tokenizer, n) for n in range(2)]
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [{"path": path, "type": f"models.{kind}"} for path, kind in kinds.items()]
+    forms = {"pooling_mode_mean_tokens": True}, {"pooling_mode": "mean", "include_prompt": True}
+    for folder, form in zip(folders, forms, strict=True):
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(form))
+    bothways.average(folders, tmp_path / "mean")
+    change_settings(folders[1], "1_Pooling/config.json", pooling_mode="cls")
+    with pytest.raises(FolderError, match=r"seed-1: differs from .* in pooling"):
         bothways.average(folders, tmp_path / "mean")
 
 

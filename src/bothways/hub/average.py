@@ -27,6 +27,7 @@ from bothways.hub.resolve import (
     resolve,
     resolve_run,
 )
+from bothways.hub.sentence_transformers import read_program_config
 from bothways.hub.weight_files import open_weights
 from bothways.model.families.weight_names import to_file_names
 from bothways.text.tokenizer import Tokenizer
@@ -129,7 +130,7 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
     if _bases(folder, checkpoint) != _bases(folder):
         message = "has other bases of rotary positions than the model of its run"
         raise FolderError(message, where=path, fix="Take checkpoints of the last phase.")
-    if layers := [*folder.glob("[0-9]_*/*.safetensors"), *folder.glob("[0-9]_*/*.bin")]:
+    if layers := _layer_files(folder):
         names = listed(str(file.relative_to(folder)) for file in layers)
         message = f"is of a model with {names}, whose weights checkpoints hold elsewhere"
         raise FolderError(message, where=path, fix=advice)
@@ -170,7 +171,15 @@ def _identity(folder: Path) -> dict[str, Any]:
         for name, value in vars(config.encoder).items()
         if name not in ("dropout", "initial_range", "pad")
     }
-    further = {  # modules of sentence-transformers, which are copied
-        str(file.relative_to(folder)): file_digest(file) for file in folder.glob("[0-9]_*/*")
-    }
-    return {**outputs, **encoder, **open_weights(folder).shapes, **further}
+    # Modules of sentence-transformers are copied. Its releases write other fields for one pooling.
+    program = read_program_config(folder, config.encoder.max_positions)
+    modules = {} if program is None else {**vars(program)}
+    for name in ("length", "prompts", "prompt_name"):
+        modules.pop(name, None)
+    further = {str(file.relative_to(folder)): file_digest(file) for file in _layer_files(folder)}
+    return {**outputs, **encoder, **open_weights(folder).shapes, **modules, **further}
+
+
+def _layer_files(folder: Path) -> list[Path]:
+    """Return the weight files of further layers of sentence-transformers."""
+    return [*folder.glob("[0-9]_*/*.safetensors"), *folder.glob("[0-9]_*/*.bin")]

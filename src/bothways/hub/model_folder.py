@@ -503,7 +503,7 @@ def write_files(folder: Path, files: Mapping[str, Any], card: str = "") -> None:
     files = {**files, "README.md": card.encode()} if card else files
     for name, tree in files.items():
         text = "" if isinstance(tree, bytes) else json.dumps(tree, indent=2, ensure_ascii=False)
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(tree if isinstance(tree, bytes) else f"{text}\n".encode())
 
 
