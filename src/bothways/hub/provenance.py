@@ -58,7 +58,7 @@ def digest_of_model(name: str) -> str:
     named = sorted((file.relative_to(root).as_posix(), file) for file in files)
     lines = "".join(f"{path} {_digest(file, stamp(file))}\n" for path, file in named)
     record = object_in(folder / RECORD)
-    # A run that is continued may save the same model on another day, in more time, from other paths.
+    # A run that is continued may save the same model on another day and from other paths.
     decisive = {name: record[name] for name in record if name not in _OF_THE_RUN}
     lines += json.dumps(decisive, sort_keys=True)
     digest, adapter = hashlib.sha256(lines.encode()).hexdigest(), read_adapter(folder)
