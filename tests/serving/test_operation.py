@@ -128,7 +128,10 @@ def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):
         (copy / name).write_text(f'{{"{name}": 1}}')
         assert digest_of_model(str(copy)) != digest
         digest = digest_of_model(str(copy))
-    of_the_run = {"date": "2031-01-01", "seconds": 2.5, "settings": {"train": "moved.tsv"}}
+    moved = {"train": "moved.tsv"}
+    of_the_run = {
+        "bothways": "9", "date": "2031-01-01", "seconds": 2.5, "settings": moved, "split": moved,
+    }  # fmt: skip
     for record, equal in ((of_the_run, True), ({"length": 7}, False)):
         (copy / "bothways.json").write_text(json.dumps(record))
         assert (digest_of_model(str(copy)) == digest) is equal

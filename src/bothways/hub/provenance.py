@@ -26,7 +26,7 @@ from bothways.hub.resolve import (
     resolve_run,
 )
 
-_OF_THE_RUN = ("settings", "base", "data", "seconds", "date", "metrics")
+_OF_THE_RUN = ("bothways", "settings", "base", "data", "split", "seconds", "date", "metrics")
 """What a record says of the run that made the model."""
 
 
