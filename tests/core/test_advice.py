@@ -11,13 +11,13 @@ from bothways.core.errors import DataError, Finding, argument, call, interface, 
 
 
 @pytest.mark.parametrize(("used", "columns", "others"), [
-    ("python", 'text=NAME, label="class"', 'task="embed", resume=True, n=3'),
-    ("command", "--text NAME --label class", "--task embed --resume --n 3"),
-    ("json", '"text": NAME, "label": "class"', '"task": "embed", "resume": true, "n": 3'),
+    ("python", 'text=NAME, label="class"', 'task="embed", **{"a.b": N}, resume=True, n=3'),
+    ("command", "--text NAME --label class", "--task embed a.b=N --resume --n 3"),
+    ("json", '"text": NAME, "label": "class"', '"task": "embed", "a.b": N, "resume": true, "n": 3'),
 ])  # fmt: skip
 def test_parameters_are_spelled_for_an_interface(used, columns, others):
     assert render(f"<{argument(text='NAME', label='class')}>", used) == f"<{columns}>"
-    assert render(argument(task="embed", resume=True, n=3), used) == others
+    assert render(argument(task="embed", **{"a.b": "N"}, resume=True, n=3), used) == others
 
 
 @pytest.mark.parametrize(("used", "expected"), [

@@ -68,7 +68,8 @@ _interface: Interface = "python"
 def argument(**values: str | float | bool) -> str:
     """Return parameters with their values, as part of a message that `render` spells.
 
-    Values in capitals, such as NAME, are placeholders. True and False are flags.
+    Values in capitals, such as NAME, are placeholders. True and False are flags; dotted names are
+    settings.
     """
     return f"\x02{json.dumps([None, (), values])}\x03"
 
@@ -94,14 +95,8 @@ def render(text: str, interface: Interface | None = None) -> str:
         except ValueError:
             return match[0]
         match message:
-            case [str(path), value] if spelled == "command":
-                text = ",".join(value) if isinstance(value, list) else str(value)
-                text = text.lower() if isinstance(value, bool) else text
-                return shlex.quote(f"{path}={text}")
-            case [str(path), value] if spelled == "python" and "." in path:
-                return f"**{{{json.dumps(path)}: {_literal(value, spelled)}}}"
             case [str(path), value]:
-                return _spelled({path: value}, spelled)
+                return _spelled_setting(path, value, spelled)
             case [None, [], dict(values)]:
                 return _spelled(values, spelled)
             case [str(command), [*inputs], dict(values)]:
@@ -120,14 +115,25 @@ def _spelled(values: Mapping[str, Any], interface: Interface) -> str:
     """Return parameters with their values as keywords, options or members of an object."""
     words = []
     for name, value in values.items():
-        text, option = _literal(value, interface), name.replace("_", "-")
-        if interface != "command":
-            words.append(f"{name}={text}" if interface == "python" else f'"{name}": {text}')
+        option = name.replace("_", "-")
+        if interface != "command" or "." in name:
+            words.append(_spelled_setting(name, value, interface))
         elif isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         else:
-            words.append(f"--{option} {text}")
+            words.append(f"--{option} {_literal(value, interface)}")
     return (" " if interface == "command" else ", ").join(words)
+
+
+def _spelled_setting(path: str, value: Any, interface: Interface) -> str:
+    """Return a setting as `key=value`, or as the keyword or member that any parameter is."""
+    if interface == "command":
+        text = ",".join(value) if isinstance(value, list) else str(value)
+        return shlex.quote(f"{path}={text.lower() if isinstance(value, bool) else text}")
+    text = _literal(value, interface)
+    if interface == "json" or "." not in path:
+        return f"{path}={text}" if interface == "python" else f'"{path}": {text}'
+    return f"**{{{json.dumps(path)}: {text}}}"
 
 
 def _literal(value: Any, interface: Interface) -> str:

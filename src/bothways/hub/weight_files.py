@@ -75,7 +75,9 @@ def open_weights(folder: Path, names: Sequence[str] = _NAMES) -> Weights:
     message = f"holds no weights: none of {', '.join(names)}"
     fix = "Weights for TensorFlow, Flax or ONNX alone cannot be read."
     files = sorted(file.name for file in folder.glob("*") if file.suffix in _SUFFIXES)
-    if files:
+    if names is ADAPTER_NAMES:
+        fix = AGAIN
+    elif files:
         fix = f"It has {listed(files)}; rename the model's own weights to {names[0]}."
     for name, runtime in zip(get_args(Format), get_args(GraphRuntime), strict=True):
         if (folder / name).is_dir():

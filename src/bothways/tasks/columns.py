@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from bothways.core.errors import DataError, argument, setting
+from bothways.core.errors import DataError, argument
 from bothways.core.files import surrogate_in
 from bothways.core.terminal import listed
 from bothways.data import tables
@@ -206,9 +206,7 @@ def columns_advice(table: Many[Column], names: Many[str] = ()) -> str:
 
 def _spelled(names: Mapping[str, str]) -> str:
     """Return columns by role, as an interface spells them; other roles are settings."""
-    settings = [setting(f"columns.{role}", n) for role, n in names.items() if role not in _OPTIONS]
-    options = {role: name for role, name in names.items() if role in _OPTIONS}
-    return " ".join([*settings, *([argument(**options)] if options else [])])
+    return argument(**{f"columns.{r}" if r not in _OPTIONS else r: n for r, n in names.items()})
 
 
 class TableTask(Task[E, P]):
