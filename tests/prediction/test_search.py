@@ -663,11 +663,11 @@ def test_an_index_belongs_to_its_model(tmp_path, masked):
     advice = re.fullmatch(r"Open it by (bothways.*)\.", caught.value.fix or "")
     assert advice is not None
     assert pooled.search("dog", model=eval(advice[1])) == hits
-    for name, value in {"stored": "int8", "length": 9, "normalize": False}.items():
+    for name, value in {"stored": "int8", "length": 9, "normalised": False}.items():
         with pytest.raises(ConfigError, match=f"^{name}: .* has its settings already"):
             bothways.build_index(["a"], out=tmp_path / "index", progress=False, **{name: value})
     opened = bothways.load(masked, "embed")
-    refused = {"precision": "int8", "device": "cpu", "length": 9, "normalize": False}
+    refused = {"precision": "int8", "device": "cpu", "length": 9, "normalised": False}
     for name, value in refused.items():
         with pytest.raises(ConfigError, match=f"^{name}: the predictor has its settings"):
             bothways.build_index(["a"], opened, progress=False, **{name: value})

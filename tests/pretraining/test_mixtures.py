@@ -251,5 +251,5 @@ def test_options_that_do_nothing_with_a_corpus_are_refused(words, corpus, tmp_pa
     command = ["evaluate", str(tmp_path / "model"), str(corpus.folder), *words]
     with pytest.raises(BothwaysError, match="does nothing with a corpus"):
         run_line(*command)
-    with pytest.raises(BothwaysError, match=r"^normalize: does nothing with a corpus"):
-        bothways.evaluate(tmp_path / "model", corpus.folder, normalize=False)
+    with pytest.raises(BothwaysError, match=r"^normalised: does nothing with a corpus"):
+        bothways.evaluate(tmp_path / "model", corpus.folder, normalised=False)
