@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,6 +133,21 @@ def test_threads_read_long_values_of_csv(tmp_path):
         tables = threads.map(lambda _: values(open_table(source)), range(24))
         assert all(rows == [row] * 40 for rows in tables)
     assert csv.field_size_limit() == limit
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a pipe with a name")
+def test_csv_is_read_while_another_reader_waits_for_a_pipe(tmp_path):
+    pipe, file = tmp_path / "pipe.csv", write(tmp_path / "file.csv", "text,label\na,x\n")
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(lambda: values(open_table(str(pipe))))
+        with pipe.open("w") as writer:
+            writer.write("text,label\nb,x\n")
+            writer.flush()
+            time.sleep(0.1)
+            read = threads.submit(lambda: values(open_table(file)))
+            assert wait([read], timeout=10).done
+        assert waiting.result() == [{"text": "b", "label": "x"}]
 
 
 def test_a_value_may_be_long_and_a_quote_that_stays_open_is_named(tmp_path, monkeypatch):

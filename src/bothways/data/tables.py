@@ -272,14 +272,15 @@ def _csv_records(location: str, lines: Lines) -> Records:
             first_line = first_line or line
             yield line + "\n"
 
-    reader, begin = csv.reader(read(), strict=True), 1
-    while True:
+    texts, begin = read(), 1
+    for text in texts:  # before the lock: a pipe or URL may let this reader wait
+        reader = csv.reader(itertools.chain([text], texts), strict=True)
         # The limit belongs to the process: it is set for one record, then restored. It keeps a
         # quote that is never closed from reading the whole file into one value.
         with _CSV_LIMIT:
             previous_limit = csv.field_size_limit(limit)
             try:
-                record = next(reader, None)
+                record = next(reader)
             except csv.Error as error:
                 where = f"{location}:{begin}"
                 if str(error).startswith("new-line"):
@@ -294,10 +295,8 @@ def _csv_records(location: str, lines: Lines) -> Records:
                 raise DataError(f"is not CSV: {error}", where=where, fix=fix) from error
             finally:
                 csv.field_size_limit(previous_limit)
-        if record is None:
-            return
         yield begin, record
-        begin = reader.line_num + 1
+        begin += reader.line_num
 
 
 def _delimited(location: str, records: Records, columns: Many[str]) -> Table:
