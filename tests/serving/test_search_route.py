@@ -104,6 +104,7 @@ def test_an_index_is_chosen_and_described(client):
         ({"query": "a", "index": "films", "rerank": "vectors"}, (422, "wrong_task", "rerank")),
         ({"query": "a", "index": "films", "rerank": "x"}, (404, "model_not_found", "rerank")),
         ({"query": "a", "index": "films", "depth": 7}, (422, "invalid", "depth")),
+        ({"query": "a", "index": "films", "mode": "bm25", "exact": True}, (422, "invalid", "exact")),
         ({"query": " ", "index": "films"}, (422, "empty", "query")),
         ({"query": [], "index": "films"}, (422, "empty", "query")),
         ({"query": "a", "index": "films", "top": 0}, (422, "invalid", "top")),

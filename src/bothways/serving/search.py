@@ -168,6 +168,8 @@ def search(models: Models, request: SearchRequest) -> Query:
     if not deep and request.depth != DEPTH:
         message = "depth is for searches with rerank, or with mode hybrid"
         raise RequestError("invalid", message, param="depth")
+    if request.exact and request.mode == "bm25":
+        raise RequestError("invalid", "exact is for vectors, and mode is bm25", param="exact")
     count = max(request.top, request.depth) if deep else request.top
     limits.check("texts", "queries times documents", count * len(queries))
     limits.check("text_characters", "characters of a query", max(map(len, queries)))
