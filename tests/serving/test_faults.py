@@ -67,6 +67,13 @@ def test_bodies_that_are_no_json_object_of_fields(url, body):
     assert len(response.content) < 2000  # what was sent is not sent back
 
 
+def test_a_body_in_another_encoding_is_no_utf8(url):
+    content = '{"inputs": "中"}'.encode("gb18030")
+    response = httpx.post(f"{url}/classify", content=content, headers=JSON)
+    assert code(response) == (400, "invalid_json")
+    assert "not UTF-8 at byte 12" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -136,7 +136,7 @@ def export(
         print(f"{runtime}: {report}")
 
 
-PORTS = "[0, 65535]"
+PORTS = "[0, 65535]"  # 0 takes any port that is free
 SERVER = ("uvicorn", "httptools", "orjson", "prometheus_client")
 """The packages of the server."""
 

@@ -76,10 +76,8 @@ class MaskedObjective(Objective):
         findings = super().check(corpus)
         if not isinstance(self.masking.unit, WholeWords) or not len(corpus.tokens):
             return findings
-        vocabulary, tokens = (
-            Vocabulary.of(corpus.tokenizer),
-            setting("objective.masking.unit", "tokens"),
-        )
+        vocabulary = Vocabulary.of(corpus.tokenizer)
+        tokens = setting("objective.masking.unit", "tokens")
         fix = f"Set {tokens}."
         ids = corpus.tokens[:WORDS_CHECKED].astype(np.int32)
         opens = None if corpus.words is None else unpack_words(corpus.words, 0, len(ids))

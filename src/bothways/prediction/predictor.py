@@ -514,13 +514,14 @@ class Predictor:
             (1, 2)
         """
         a, b = self._compared(first, second)
-        result: NDArray[np.float32] = a @ b.T
-        if self.similarity_name in ("euclidean", "manhattan"):
+        result: NDArray[np.float32]
+        if power := {"euclidean": 2.0, "manhattan": 1.0}.get(self.similarity_name):
             # In numpy the differences would be an array `(first, second, width)`.
-            power = 2.0 if self.similarity_name == "euclidean" else 1.0
             exact = "donot_use_mm_for_euclid_dist"
             left, right = (torch.tensor(matrix, device="cpu") for matrix in (a, b))
             result = -torch.cdist(left, right, power, exact).numpy()
+        else:
+            result = a @ b.T
         return result
 
     def similarity_pairwise(self, first: Any, second: Any) -> Float32[np.ndarray, " pairs"]:

@@ -321,8 +321,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         rows = iter(tokenizer.encode(whole))
         for used, example in pairs:
             texts = list[base.EncodedExample]()
-            is_trained = trainable and isinstance(example, VectorExample)
-            targets = example.targets() if is_trained else None  # type: ignore[attr-defined]
+            targets = example.targets() if trainable else None  # type: ignore[attr-defined]
             for number, prompt in enumerate(used):
                 ids, count = next(rows), prompt_lengths[prompt]
                 sequences, cut = self.single(ids, tokenizer.template, length, count)
