@@ -124,7 +124,7 @@ class LossRun(Run):
         pair = {"corpus": self.corpus, "held-out": self.held_out}
         return {name: corpus.fingerprint for name, corpus in pair.items()}
 
-    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome:
         """Train to the target; the time is that of the evaluation that reached it."""
         if folder.exists():
             shutil.rmtree(folder)
@@ -145,8 +145,6 @@ class LossRun(Run):
             on_event=on_event,
             held_out=self.scoring,
         )
-        if not done.finished:
-            return None
         at = done.progress
         return SweepOutcome(self.name, dict(done.metrics), (), METRIC, "lowest", at.steps, seconds)
 
@@ -177,14 +175,12 @@ class PairRun(Run):
         """Return the sha256 of the corpus."""
         return {"corpus": self.corpus.fingerprint}
 
-    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome:
         """Train for the time of the track, and score the model that is saved at the end."""
         resume, device = sweep.resume, sweep.device
         done = pretrain(
             self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
-        if not done.finished:
-            return None
         pairs = Predictor(open_pairs(folder, device=device))
         scores = evaluate_suite(pairs, self.track.suite, progress)
         phenomena = scores.groups["phenomenon"].items()
@@ -332,8 +328,6 @@ def speedrun(
         runs = [LossRun(name, run, track, corpus, scored) for name, run in seeded.items()]
     folder = SweepFolder(out / "runs", True, device, progress)
     series = run_all(runs, folder)
-    if not series.finished:
-        raise KeyboardInterrupt
     entry = _entry(track, settings, series, folder, device) | runs[0].digests()
     replace_text(out / ENTRY, json.dumps(entry, indent=1) + "\n")
     return entry

@@ -107,6 +107,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
     Raises:
         BothwaysError: a setting, the corpus or the machine is not suitable, or a loss is not
             finite.
+        KeyboardInterrupt: interrupted; with `out`, after a checkpoint.
 
     Examples:
         >>> tiny = bothways.EncoderConfig(vocab=5, width=32, depth=1, heads=2, intermediate_size=64)
@@ -440,6 +441,7 @@ def adapt(  # noqa: PLR0913 – one option per question
 
     Raises:
         BothwaysError: the model, the text or a setting is not suitable.
+        KeyboardInterrupt: interrupted; with `out`, after a checkpoint.
 
     Examples:
         >>> result = bothways.adapt("my-bert", "text.txt", "adapted", until="4 steps", length=16)
@@ -562,6 +564,7 @@ def finetune(  # noqa: PLR0913 – one option per question
 
     Raises:
         BothwaysError: the data, a setting or the machine is not suitable, or a loss is not finite.
+        KeyboardInterrupt: interrupted; with `out`, after a checkpoint.
 
     Examples:
         >>> rows = [{"text": "a good film", "label": "yes"}, {"text": "a bad play", "label": "no"}]
@@ -705,6 +708,7 @@ def distil(  # noqa: PLR0913 – one option per question
     Raises:
         BothwaysError: the teacher, the data, a setting or the machine is not suitable, or a loss is
             not finite.
+        KeyboardInterrupt: interrupted; with `out`, after a checkpoint.
 
     Examples:
         >>> texts = {"positive": "a good film", "negative": "a bad play"}

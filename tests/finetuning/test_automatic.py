@@ -119,7 +119,6 @@ def test_the_choice_is_printed_recorded_and_resumed(tmp_path):
     assert "note: training.optimizer.lr: 0.0003, for a width of 32" in heard.text
     assert "note: training.until: 20 epochs, for 1 update an epoch" in heard.text
     assert done.progress.epochs == 20
-    assert done.finished
     written = configs.load(FinetuneConfig, file=tmp_path / "run" / "config.toml")
     assert (written.training.until, written.training.optimizer) == (Epochs(20.0), AdamW(lr=3e-4))
     record = json.loads((tmp_path / "run" / "model" / "bothways.json").read_text())

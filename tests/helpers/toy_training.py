@@ -28,7 +28,14 @@ from bothways.core.source import Cursor, Sequence, TrainingStep as ToyStep, rng
 from bothways.core.training_module import Loss, TrainingModule, hidden_matrices
 from bothways.pretraining import run as pretraining_run
 from bothways.training import parallel
-from bothways.training.checkpoint import Best, FolderStore, Keep, Store
+from bothways.training.checkpoint import (
+    Best,
+    FolderStore,
+    Keep,
+    Store,
+    checkpoints,
+    read_checkpoint,
+)
 from bothways.training.loop import Loop, evaluate_losses, weighted_sum
 from bothways.training.optimizers import (
     AdamW,
@@ -41,7 +48,7 @@ from bothways.training.optimizers import (
 from bothways.training.parallel import full_tensor, sharded
 from bothways.training.run import Event, Training, TrainingPhase, TrainingRun
 from bothways.training.saved_state import RunTensors
-from bothways.training.schedules import Duration, Linear, RunState, Steps
+from bothways.training.schedules import Linear, RunState, Steps
 
 VOCABULARY, EPOCH, WIDTH = 24, 20, 8
 SINGLE = parallel.Plan()
@@ -222,13 +229,12 @@ def run_toy(
     training_module: Toy | None = None,
     *,
     plan: parallel.Plan = SINGLE,
-    until: Duration | None = None,
     phases: list[TrainingPhase] | None = None,
     **options: Any,
 ) -> RunState:
     """Train a toy on endless steps, or on those of `phases`; a folder has no settings."""
     store = FolderStore(store, {}) if isinstance(store, Path) else store
-    phases = phases or [TrainingPhase(until or training.end, steps)]
+    phases = phases or [TrainingPhase(training.end, steps)]
     run = TrainingRun(training_module or toy(), phases, training, plan, store, **options)
     return run.train()
 
@@ -264,7 +270,10 @@ def session(
         TrainingPhase(Steps(14), functools.partial(data, 4, 8)),
     ]
     store, options = FolderStore(folder, CONFIG), {"evaluation": heldout, "progress": progress}
-    state = run_toy(store, training, training_module, plan=plan, phases=phases, **options)
+    try:
+        state = run_toy(store, training, training_module, plan=plan, phases=phases, **options)
+    except KeyboardInterrupt:
+        return read_checkpoint(checkpoints(folder)[-1]).progress
     if state.steps == 14 and plan.rank == 0:
         torch.save(training_module.state_dict(), folder / "final.pt")
     return state

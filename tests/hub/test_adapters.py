@@ -359,8 +359,7 @@ def test_run_with_adapter_only(tmp_path):
     with pytest.raises(ConfigError) as caught:  # an adapter of an adapter
         bothways.finetune(tmp_path / "run", train, task="tag", epochs=1, adapter_only=True)
     assert caught.value.where == "lora.adapter_only"
-    more = bothways.finetune(tmp_path / "run", train, task="tag", epochs=1, out=tmp_path / "more")
-    assert more.finished
+    bothways.finetune(tmp_path / "run", train, task="tag", epochs=1, out=tmp_path / "more")
     assert (tmp_path / "more/model/model.safetensors").is_file()
 
 

@@ -12,7 +12,7 @@ from cyclopts import CycloptsError
 
 from bothways.cli import main as cli
 from bothways.cli.main import explain_mistake, rename_options
-from bothways.cli.options import stop_saved, training
+from bothways.cli.options import training
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError, render
 from commands import run_line
 from toy_folder import make_examples, make_folder, save_classifier, write_tsv
@@ -338,7 +338,7 @@ def test_a_run_that_is_interrupted_outside_of_a_step_says_how_to_go_on(
     saved, tmp_path, monkeypatch, capsys
 ):
     """While it reads the data or saves the model."""
-    monkeypatch.setattr(sys, "argv", ["bothways", "pretrain", "corpus", "--out", "run"])
+    monkeypatch.setattr(sys, "argv", ["bothways", "pretrain", "corpus", "fresh=[pooler]"])
     if saved:
         (tmp_path / saved).mkdir(parents=True)
         (tmp_path / saved / "manifest.json").touch()
@@ -346,16 +346,9 @@ def test_a_run_that_is_interrupted_outside_of_a_step_says_how_to_go_on(
         raise KeyboardInterrupt
     said = capsys.readouterr().err
     assert ("The checkpoints are kept. To resume: bothways pretrain corpus" in said) == bool(saved)
-    assert ("--resume" in said) == bool(saved)
+    assert ("fresh=[pooler]' --resume" in said) == bool(saved)
     again = "Stopped before the first checkpoint: the same command begins again."
     assert (again in said) != bool(saved)
-
-
-def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["bothways", "finetune", "m", "d.tsv", "fresh=[pooler]"])
-    with pytest.raises(KeyboardInterrupt):
-        stop_saved("Saved.")
-    assert "fresh=[pooler]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,8 @@ def test_pre_training_goes_on_after_a_stop(objective, corpus, tmp_path):
         )  # fmt: skip
 
     whole = train("whole")
-    train("parts", on_event=signal_at(4))
+    with pytest.raises(KeyboardInterrupt):
+        train("parts", on_event=signal_at(4))
     assert not (tmp_path / "parts" / "model").exists()
     parts = train("parts", resume=True)
     assert parts.progress.steps == whole.progress.steps == 8

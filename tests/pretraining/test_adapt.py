@@ -250,10 +250,11 @@ class StopAt(Heard):
 
 def adapt_on_a_rank(rank: int, world: int, port: int, place: Path, given: dict[str, Any]) -> None:
     enter_ranks(rank, world, port)
-    stopped = bothways.adapt(out=place / "two", progress=StopAt(), **given)
-    assert stopped.folder is None
+    with pytest.raises(KeyboardInterrupt):
+        bothways.adapt(out=place / "two", progress=StopAt(), **given)
+    steps = int(checkpoint.checkpoints(place / "two")[-1].name.removeprefix("step-"))
     done = bothways.adapt(out=place / "two", progress=False, resume=True, **given)
-    torch.save((stopped.run.progress.steps, done.before, done.after), place / f"{rank}.found")
+    torch.save((steps, done.before, done.after), place / f"{rank}.found")
 
 
 @pytest.mark.slow

@@ -14,22 +14,19 @@ import torch
 from torch.distributed import DistNetworkError, HashStore, TCPStore
 
 from bothways.cli import main as cli
-from bothways.cli.training import conclude_pretraining
+from bothways.cli.options import training
 from bothways.core.errors import ConfigError, DivergedError, ResourceError
 from bothways.core.source import Cursor
-from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, meter, parallel, saved_state
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import evaluate_losses
 from bothways.training.meter import ENDED_BY_WATCHDOG, Watchdog, stragglers
 from bothways.training.parallel import Plan, Sharding, lost_contact, plan_here, rank_device
-from bothways.training.schedules import RunState
 from bothways.training.trackers import TensorBoard
 from toy_training import (
     FITS,
     SINGLE,
     TRAINING,
-    Toy,
     enter_ranks,
     equal,
     exit_code,
@@ -234,14 +231,15 @@ def test_no_rank_ends_before_the_main_one_has_saved(tmp_path):
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_every_rank_of_an_interrupted_run_ends_as_interrupted(rank, monkeypatch, capsys):
+def test_every_rank_of_an_interrupted_run_ends_as_interrupted(rank, tmp_path, monkeypatch, capsys):
     """A rank that ended with 0 was finished for torchrun, which used its machine no more."""
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    done = PretrainResult(Toy(), RunState(steps=7), {})
-    with pytest.raises(KeyboardInterrupt):
-        conclude_pretraining(done)
+    (tmp_path / "step-7").mkdir()
+    (tmp_path / "step-7/manifest.json").touch()
+    with pytest.raises(KeyboardInterrupt), training(tmp_path, False, "cpu"):
+        raise KeyboardInterrupt("Saved after step 7.")
     said = "Saved after step 7. If torchrun does not start it again: bothways"
     assert (said in capsys.readouterr().err) == (rank == "0")
 

@@ -269,11 +269,12 @@ def test_settings_out_of_range_are_refused():
 def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_read_by(tmp_path):
     """And a setting such as `start`, by which others may be read, before those."""
     one, other = ({"data": 64 * c, "encoder": {"width": c}, "start": c} for c in "ab")
-    run_toy(FolderStore(tmp_path, one), TRAINING, until=Steps(1))
+    training = dataclasses.replace(TRAINING, until=Steps(1))
+    run_toy(FolderStore(tmp_path, one), training)
     message = "run: start was 'a', is 'b'; encoder.width was 'a', is 'b'; data is not the same"
     (tmp_path / "data.json").write_text("one")
     with pytest.raises(CheckpointError, match=message):
-        run_toy(FolderStore(tmp_path, other, (), {"data.json": "b"}), TRAINING, until=Steps(1))
+        run_toy(FolderStore(tmp_path, other, (), {"data.json": "b"}), training)
     assert (tmp_path / "data.json").read_text() == "one"  # of the run that has the folder
 
 

@@ -68,8 +68,6 @@ def quickstart(
     require_at_least(0.5, minutes=minutes)
     with options.resumable(out, device="auto") as progress:
         result = run_quickstart(out, minutes=minutes, files=corpus, progress=progress)
-        if result is None:
-            raise KeyboardInterrupt
     report = quickstart_report(result)
     write_html(report, out / "report.html")
     show(report, output_console())

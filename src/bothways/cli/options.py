@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from cyclopts import Parameter
 
@@ -260,10 +260,16 @@ def kernels(device: str) -> str | None:
     """Return the line about the kernels that a long command computes with; None for a GPU."""
     from bothways.core.runtime.devices import choose_device
     from bothways.model.kernels.library import describe_kernels
-    from bothways.training.parallel import is_main, plan_here
 
     on_cpu = choose_device(device).type == "cpu"
-    return describe_kernels() if on_cpu and is_main(plan_here()) else None
+    return describe_kernels() if on_cpu and on_main_rank() else None
+
+
+def on_main_rank() -> bool:
+    """Return True in the process that prints results."""
+    from bothways.training.parallel import is_main, plan_here
+
+    return is_main(plan_here())
 
 
 @contextmanager
@@ -299,12 +305,13 @@ def resumable(
 def training(out: Path, resume: bool, device: str, notes: Iterable[str] = ()) -> Iterator[Progress]:
     """Begin a run in a folder, show its progress, and report on Ctrl-C how to resume.
 
-    That is for Ctrl-C outside of a step: in a step, a run saves and returns (`catch_signals`).
+    All ranks raise the interruption: one that ended with status 0 would tell torchrun that its part
+    of the run is finished, and its machine would not be used again.
 
     Args:
         notes: messages about the settings of the run.
     """
-    from bothways.training.parallel import is_main, plan_here
+    from bothways.training.checkpoint import resume_command
 
     if resume and not out.exists():
         write_stderr(f"note: {out} has no run to resume: starting one")
@@ -314,38 +321,13 @@ def training(out: Path, resume: bool, device: str, notes: Iterable[str] = ()) ->
             for note in notes:
                 progress.message(note)
             yield progress
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:  # in a step, the run has saved and says so
+        message = "Stopped before the first checkpoint: the same command begins again."
         if next(out.rglob("step-*/manifest.json"), None) is not None:
-            stop_saved("The checkpoints are kept.")
-        if is_main(plan_here()):
-            write_stderr("Stopped before the first checkpoint: the same command begins again.")
+            restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+            condition = "If torchrun does not start it again" if restarts else "To resume"
+            saved = str(error) or "The checkpoints are kept."
+            message = f"{saved} {condition}: {resume_command(sys.argv[1:])}"
+        if on_main_rank():
+            write_stderr(message)
         raise
-
-
-def ended_here(finished: bool, saved: str = "Saved.") -> bool:
-    """Return True in the process that prints results.
-
-    Raises:
-        KeyboardInterrupt: the run was interrupted, and what is done is saved.
-    """
-    from bothways.training.parallel import is_main, plan_here
-
-    if not finished:
-        stop_saved(saved)
-    return is_main(plan_here())
-
-
-def stop_saved(saved: str) -> NoReturn:
-    """Print the command that resumes an interrupted run, then raise KeyboardInterrupt.
-
-    The main rank prints. All raise: a rank that ended with status 0 would tell torchrun that its
-    part of the run is finished, and its machine would not be used again.
-    """
-    from bothways.training.checkpoint import resume_command
-    from bothways.training.parallel import is_main, plan_here
-
-    if is_main(plan_here()):
-        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-        condition = "If torchrun does not start it again" if restarts else "To resume"
-        write_stderr(f"{saved} {condition}: {resume_command(sys.argv[1:])}")
-    raise KeyboardInterrupt

@@ -93,15 +93,14 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
 
 
 def conclude_pretraining(done: PretrainResult) -> None:
-    """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
+    """Print the metrics of a finished run, on the main rank."""
     from bothways.hub.hf_config import format_note
 
-    steps, tokens = done.progress.steps, done.progress.tokens
-    if not options.ended_here(done.folder is not None, f"Saved after step {steps:,}."):
+    if not options.on_main_rank():
         return
     assert done.folder is not None
-    count = quantity(steps, "step(s)")
-    title = f"After {count} and {tokens:,} tokens, on held-out documents"
+    count = quantity(done.progress.steps, "step(s)")
+    title = f"After {count} and {done.progress.tokens:,} tokens, on held-out documents"
     options.show_tables(
         options.metric_table(
             title, {"": done.metrics}, "",
@@ -150,10 +149,10 @@ def adapt(  # noqa: PLR0913 – one option per question
             model, files, out, replay=replay or (), replay_share=replay_share, length=length,
             column=column, resume=resume, device=device, progress=progress, **settings,
         )  # fmt: skip
-    saved = f"Saved after step {done.run.progress.steps:,}."
-    if not options.ended_here(done.folder is not None, saved):
-        return
     from bothways.pretraining.adapt import head_note
+
+    if not options.on_main_rank():
+        return
 
     # The perplexities before and after, and the fit of the vocabulary.
     scores = [
@@ -328,7 +327,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         )
     if not isinstance(done, CrossValidation):
         conclude_finetuning(done, out)
-    elif options.ended_here(done.series.finished):
+    elif options.on_main_rank():
         count = quantity(len(done.series.scored), "fold(s)")
         title = f"{count}, each scored by the model of the others"
         scores = {"mean": done.metrics, "deviation": done.deviations}
@@ -337,10 +336,10 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
 
 
 def conclude_finetuning(done: FinetuneResult, out: Path) -> None:
-    """Print the result of a single run; see `print_series`."""
+    """Print the result of a single run, on the main rank."""
     from bothways.hub.hf_config import format_note
 
-    if not options.ended_here(done.finished, f"Saved after step {done.progress.steps:,}."):
+    if not options.on_main_rank():
         return
     if done.failure is not None:
         write_stderr(f"warning: {done.failure}")
@@ -369,10 +368,10 @@ def _try(out: Path) -> str:
 
 
 def print_series(series: Series, out: Path) -> None:
-    """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
+    """Print the results of a series, on the main rank."""
     from bothways.lab.sweeps.runs import seed_spread
 
-    if not options.ended_here(series.finished):
+    if not options.on_main_rank():
         return
     summary = seed_spread(series)
     metric = summary.metric if summary else "metric"

@@ -168,17 +168,15 @@ class FinetuneResult:
 
     Attributes:
         task_model: the model with the best weights on the dev data; without it, the last ones.
-        metrics: metrics of these weights on the dev data; empty without it, and for an interrupted
-            run.
+        metrics: metrics of these weights on the dev data; empty without it.
         baseline: metrics of the majority baseline on the dev data, as far as it has them: of the
             best answer that does not depend on the input, such as the most frequent class.
-        progress: state at the end; short of the configured length if the run was interrupted.
+        progress: state at the end.
         settings: settings of the run, with the rate and the length that were chosen for it.
-        finished: False if the run was interrupted.
         history: (epochs, metrics) of every evaluation in this session.
         failure: signs that the run failed, or could learn more; None if there is none.
         findings: warnings and notes of the preflight.
-        folder: the model folder of a run in a folder; None in memory, and for an interrupted run.
+        folder: the model folder of a run in a folder; None in memory.
         origin: the data and the model of the run, for the record in `bothways.json`.
         changes: the low-rank changes of a run with `lora`, by layer; they are part of the weights.
     """
@@ -187,7 +185,6 @@ class FinetuneResult:
     metrics: Metrics
     progress: RunState
     settings: FinetuneConfig
-    finished: bool = False
     history: tuple[tuple[float, Metrics], ...] = ()
     failure: Failure | None = None
     findings: tuple[Finding, ...] = ()
@@ -198,9 +195,9 @@ class FinetuneResult:
     changes: Mapping[str, LowRankChange] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
-        steps, finished = self.progress.steps, None if self.finished else False
-        fields = {"steps": steps, "finished": finished, "folder": self.folder}
-        return result_line("FinetuneResult", self.metrics, **fields)
+        return result_line(
+            "FinetuneResult", self.metrics, steps=self.progress.steps, folder=self.folder
+        )
 
     def _repr_html_(self) -> str | None:
         steps = quantity(self.progress.steps, "step(s)")
@@ -314,8 +311,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
 ) -> FinetuneResult:
     """Fine-tune a model, and save it in `folder/model`.
 
-    Under `torchrun` each process is a rank. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end a run in a
-    folder after a step, with a checkpoint.
+    Under `torchrun` each process is a rank.
 
     Args:
         folder: folder of this run: checkpoints, metrics, `config.toml`, `model/`, `report.html`;
@@ -334,6 +330,8 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
             a loss or a gradient is not finite.
         ConfigError: two settings contradict each other, or do not fit the task or the model.
         FolderError: the model cannot be read.
+        KeyboardInterrupt: SIGINT, SIGTERM, SIGHUP or SIGUSR1 has ended the run after a step; in a
+            folder, with a checkpoint.
         ResourceError: the run folder is in use, holds another run, or cannot be written.
     """
     plan = parallel.plan_here()
@@ -379,20 +377,17 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         )
         with learning_by_rows(task_model.model, torch_device, plan.world, training.optimizer):
             state = training_run.train()
-        finished = state.finished(training.end)
         history = tuple(
             (epochs, {name.removeprefix("dev/"): value for name, value in metrics.items()})
             for epochs, metrics in training_run.history
         )
-        done = FinetuneResult(
-            task_model, {}, state, settings, finished, history, findings=run.findings
-        )
-        if finished and parallel.is_main(plan) and training.keep.best is not None:
+        done = FinetuneResult(task_model, {}, state, settings, history, findings=run.findings)
+        if parallel.is_main(plan) and training.keep.best is not None:
             progress.stage("reading the best weights")
             store.load_best(module, training.keep.best)
         done = dataclasses.replace(done, changes=merge_changes(task_model.model))
         few_shot.fit_head(task_model, data.sequences, settings)
-        if not finished or not parallel.is_main(plan):
+        if not parallel.is_main(plan):
             return done
         if state.early:
             reason = "no evaluation improved within training.early_stopping"

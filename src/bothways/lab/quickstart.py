@@ -166,8 +166,8 @@ def run_quickstart(
     shapes: Sequence[Shape] = SHAPES,
     method: FinetuneConfig = FINE_TUNING,
     progress: Progress = SILENT,
-) -> QuickstartResult | None:
-    """Run or resume a quickstart in a folder; return `None` if it was interrupted.
+) -> QuickstartResult:
+    """Run or resume a quickstart in a folder.
 
     Args:
         minutes: total time, all of it used; `None` for as long as the model needs, up to `LIMIT`.
@@ -217,8 +217,6 @@ def run_quickstart(
             settings = pretraining_settings(shape, tokenizer.size, until)
         begin("pre-training", plan)
         pretrained = pretrain(settings, corpus, run, resume=resume, progress=progress)
-        if not pretrained.finished:
-            return None
         count, labels = shape.seeds, f"{len(train_on):,} labels"
         begin("fine-tuning", f"fine-tuning on {labels}, {count} times from each start")
         starts = [pretrained.model] * count + [pretrained.model.config] * count

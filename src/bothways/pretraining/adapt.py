@@ -115,8 +115,7 @@ class Adaptation:
 
     Attributes:
         run: the continued pre-training; its metrics are final.
-        before, after: held-out metrics by corpus, "domain" and "general", under the same masks;
-            `after` is empty for an interrupted run.
+        before, after: held-out metrics by corpus, "domain" and "general", under the same masks.
         vocabulary: how the vocabulary fits the domain.
         new_head: True if the model had no head that predicts tokens; `before` is then that of the
             original encoder with a head trained on top.
@@ -141,7 +140,7 @@ class Adaptation:
 
     @property
     def folder(self) -> Path | None:
-        """The model folder; None for an interrupted run."""
+        """The model folder."""
         return self.run.folder
 
     def comparison(self) -> list[list[s.Cell]]:
@@ -276,8 +275,6 @@ def adapt(  # noqa: PLR0913 – one option per question
         )
         trained: Any = corpora if share else corpora[DOMAIN]
         done = pretrain(start, trained, out, resume=resume, device=device, progress=progress)
-    if done.folder is None:
-        return Adaptation(done, before_scores, {}, vocabulary, fresh)
     best = dataclasses.replace(start, start=str(done.folder))
     after_scores = _by_main(plan, lambda: scores_of(best, corpora, device, Part(progress, "after")))
     result = Adaptation(done, before_scores, after_scores, vocabulary, fresh)
@@ -443,7 +440,6 @@ def _train_head(
 
     Raises:
         ConfigError: the folder has a head that was trained on another model.
-        KeyboardInterrupt: the run was interrupted, and saved.
     """
     model = folder / "model"
     if (model / "config.json").is_file():
@@ -464,9 +460,7 @@ def _train_head(
         mixture=None,
         fresh=("masked",),
     )
-    done = pretrain(head_settings, corpus, folder, resume=resume, device=device, progress=progress)
-    if done.folder is None:
-        raise KeyboardInterrupt
+    pretrain(head_settings, corpus, folder, resume=resume, device=device, progress=progress)
     return model
 
 

@@ -66,24 +66,20 @@ class PretrainResult:
 
     Attributes:
         training_module: with the weights of the last step.
-        progress: at the end; short of the configured length if the run was interrupted.
+        progress: at the end.
         metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair",
             "held-out/perplexity" …
-        folder: the model folder; None for an interrupted run.
-        finished: False if the run was interrupted.
+        folder: the model folder; None in memory.
     """
 
     training_module: TrainingModule
     progress: RunState
     metrics: Mapping[str, float]
     folder: Path | None = None
-    finished: bool = False
 
     def __repr__(self) -> str:
         metrics = {name.removeprefix("held-out/"): value for name, value in self.metrics.items()}
-        steps, finished = self.progress.steps, None if self.finished else False
-        fields = {"steps": steps, "finished": finished, "folder": self.folder}
-        return result_line("PretrainResult", metrics, **fields)
+        return result_line("PretrainResult", metrics, steps=self.progress.steps, folder=self.folder)
 
     def _repr_html_(self) -> str | None:
         steps = quantity(self.progress.steps, "step(s)")
@@ -112,8 +108,7 @@ def pretrain(
 ) -> PretrainResult:
     """Pre-train on a corpus, or on several by name, and save the model in `folder/model`.
 
-    Under `torchrun` each process is a rank. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end the run
-    after a step, with a checkpoint.
+    Under `torchrun` each process is a rank.
 
     Args:
         folder: of this run: checkpoints, metrics, `config.toml`, `model/`; None for a run in
@@ -130,6 +125,8 @@ def pretrain(
         ResourceError: the folder is in use or holds another run.
         ConfigError, FolderError, TokenizerError: `settings.start` cannot be used.
         BothwaysError: the preflight finds errors, or a loss is not finite.
+        KeyboardInterrupt: SIGINT, SIGTERM, SIGHUP or SIGUSR1 has ended the run after a step; in a
+            folder, with a checkpoint.
     """
     plan, corpora = parallel.plan_here(), Corpora.of(corpus, settings.mixture)
     if len(corpora.parts) > 1 and settings.mixture is None:
@@ -190,11 +187,9 @@ def pretrain(
             on_event=note_event,
         )
         state = training_run.train()
-        if not state.finished(settings.training.end):
-            return PretrainResult(training_module, state, {})
         # A session that made a step has ended with an evaluation.
         metrics = training_run.history[-1][1] if training_run.history else scoring(progress)
-        done = PretrainResult(training_module, state, metrics, finished=True)
+        done = PretrainResult(training_module, state, metrics)
         if folder is None:
             return done
         if parallel.is_main(plan):

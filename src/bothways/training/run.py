@@ -295,14 +295,13 @@ class TrainingRun:
     def train(self) -> schedules.RunState:
         """Train from the store's newest checkpoint, or from the start; return the state at the end.
 
-        In a folder SIGINT, SIGTERM, SIGHUP and SIGUSR1 end the run after a step, with a checkpoint:
-        the state is then short of `training.until`.
-
         Raises:
             BothwaysError: a loss or a gradient is not finite.
             CheckpointError: the newest checkpoint cannot be used.
             ConfigError: the schedule does not fit the run, or the metric that selects the best
                 checkpoint is not evaluated.
+            KeyboardInterrupt: in a folder, on every rank, after a checkpoint: a signal has ended
+                the run.
             ResourceError: a file cannot be written.
         """
         module, training, end = self.training_module, self.training, self.training.end
@@ -325,9 +324,11 @@ class TrainingRun:
             # Where one rank ends, torchrun and Slurm kill the others, even one that is saving.
             barrier(self.plan)
             reached = state.share(end) >= 1
-            if self._average is not None and (self._stopping.over or reached):
+            if not (self._stopping.over or reached):  # only a signal ends a run before
+                raise KeyboardInterrupt(f"Saved after step {state.steps:,}.")
+            if self._average is not None:
                 self._average.apply_to_weights()
-            return dataclasses.replace(state, early=self._stopping.over and not reached)
+            return dataclasses.replace(state, early=not reached)
 
     def _restore(self) -> schedules.RunState:
         """Load the newest checkpoint, if there is one; return its state."""

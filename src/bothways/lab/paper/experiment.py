@@ -277,9 +277,7 @@ class FeatureRun(runs.Run):
         model = {"model": digest_of_model(settings.model)}
         return fingerprints(settings.task, sources) | model
 
-    def start(
-        self, folder: Path, sweep: runs.SweepFolder, progress: Progress
-    ) -> runs.SweepOutcome | None:
+    def start(self, folder: Path, sweep: runs.SweepFolder, progress: Progress) -> runs.SweepOutcome:
         """Compute the vectors, unless they are there, and train; nothing is resumed."""
         choices = [self.settings.layers]
         options: Any = {"device": sweep.device, "progress": progress}
@@ -323,13 +321,11 @@ def run(
     folder = runs.SweepFolder(out, True, device, progress, f"{experiment.name}, ", "best")
     series = runs.run_all(first_runs(experiment, out), folder, expected=experiment.cells)
     best, counted = series.best, [series.best]
-    if series.finished and best and experiment.restarts == "mean":
+    if best and experiment.restarts == "mean":
         setting, next_index = experiment.grid[series.runs.index(best)], len(series.runs)
         restarts = [_restart(experiment, setting, seed, out) for seed in range(1, experiment.seeds)]
         series = runs.run_all(restarts, folder, series)
         counted += series.runs[next_index:]
-    if not series.finished:
-        raise KeyboardInterrupt
     scored = tuple(run for run in counted if run and run.metrics)
     outcome = CellOutcome(experiment, out, series, scored)
     best_folder, fine_tuned = outcome.best, isinstance(experiment.settings, FinetuneConfig)

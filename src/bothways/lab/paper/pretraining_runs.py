@@ -168,14 +168,12 @@ class PretrainRun(Run):
         """Return the sha256 of the corpus."""
         return {"corpus": self.corpus.fingerprint}
 
-    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome:
         """Pre-train, or continue."""
         resume, device = sweep.resume, sweep.device
         done = pretrain(
             self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
-        if not done.finished:
-            return None
         for checkpoint in checkpoints(folder):
             shutil.rmtree(checkpoint)
         metric = next(name for name in done.metrics if name.startswith("held-out/loss/"))
@@ -243,8 +241,6 @@ def run_table(
         tasks = dict[str, tuple[experiment.CellOutcome, ...]]()
         for name, settings in runs_of(request, cell, base):
             series = run_all([PretrainRun(name, settings, corpus)], sweep_folder, series, expected)
-            if not series.finished:
-                raise KeyboardInterrupt
             model, out = sweep_folder.out / name / "model", request.out / "finetuning" / name
             scored = cell.finetuned and series.runs[-1].metrics
             for column, entry in experiments_of(request, out, model) if scored else ():

@@ -159,7 +159,7 @@ def cross_validate(
             for name, numbers in values.items()
         }
         predictions: list[dict[str, Any]] = []
-        if series.finished and is_main(plan_here()):
+        if is_main(plan_here()):
             for number, outcome in enumerate(series.runs, 1):
                 if (file := folder / outcome.name / PREDICTIONS).exists():
                     lines = file.read_text(encoding="utf8").split("\n")[:-1]

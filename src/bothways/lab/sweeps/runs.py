@@ -83,11 +83,9 @@ class Series:
 
     Attributes:
         runs: the finished ones.
-        finished: False if the last run was interrupted.
     """
 
     runs: tuple[SweepOutcome, ...] = ()
-    finished: bool = True
 
     @property
     def scored(self) -> tuple[SweepOutcome, ...]:
@@ -139,8 +137,8 @@ class Run:
         """Return the sha256 of the data by name, and of the model under "model"."""
         raise NotImplementedError
 
-    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
-        """Make the run or resume it; return None if it was interrupted.
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome:
+        """Make the run or resume it.
 
         Raises:
             DivergedError: a loss or a gradient is not finite.
@@ -179,14 +177,12 @@ class FinetuneRun(Run):
         model = {"model": digest_of_model(settings.model)}
         return fingerprints(settings.task, sources) | model
 
-    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome:
         """Fine-tune; a failed run is reported."""
         done = finetune(
             self.settings, folder, train=self.rows, resume=sweep.resume, device=sweep.device,
             progress=progress, on_event=self.on_event,
         )  # fmt: skip
-        if not done.finished:
-            return None
         if done.failure is not None:
             progress.message(str(done.failure))
         metric, task_model, at = done.settings.chosen_by, done.task_model, done.progress
@@ -226,10 +222,8 @@ def run_all(
         read_finished(run, folder)  # before any other is trained
     expected = max(expected, len(done) + len(planned))
     for run in planned:
-        outcome = _run(run, folder, f"{folder.title}run {len(done) + 1} of {expected}, {run.name}")
-        if outcome is None:
-            return Series(tuple(done), finished=False)
-        done.append(outcome)
+        title = f"{folder.title}run {len(done) + 1} of {expected}, {run.name}"
+        done.append(_run(run, folder, title))
         _check_digests(done, folder)
         if folder.keep == "best" and is_main(plan_here()):
             best = Series(tuple(done)).best
@@ -241,8 +235,8 @@ def run_all(
     return Series(tuple(done))
 
 
-def _run(run: Run, sweep_folder: SweepFolder, title: str) -> SweepOutcome | None:
-    """Make a run, unless it is finished; return None if it was interrupted."""
+def _run(run: Run, sweep_folder: SweepFolder, title: str) -> SweepOutcome:
+    """Make a run, unless it is finished."""
     progress = sweep_folder.progress if is_main(plan_here()) else SILENT
     run_progress, folder = Part(progress, title, sweep_folder.reported), sweep_folder.out / run.name
     outcome = read_finished(run, sweep_folder) if sweep_folder.resume else None
@@ -255,8 +249,6 @@ def _run(run: Run, sweep_folder: SweepFolder, title: str) -> SweepOutcome | None
     except DivergedError as error:
         result = SweepOutcome(run.name, {}, (" ".join(str(error).split()),))
         run_progress.message(result.failed[0])
-    if result is None:
-        return None
     settings = json.loads(json.dumps(configs.to_dict(run.settings)))
     outcome = dataclasses.replace(result, settings=settings, digests=digests)
     _write_json(folder / RESULT, dataclasses.asdict(outcome))
@@ -313,7 +305,7 @@ def _check_digests(runs: Many[SweepOutcome], folder: SweepFolder) -> None:
 def keep_best(series: Series, out: Path) -> None:
     """Copy the best run's model to the folder `model`; of several runs, its card says so."""
     best = series.best
-    if best is None or not series.finished or not is_main(plan_here()):
+    if best is None or not is_main(plan_here()):
         return
     with replace_folder(out / "model") as hidden:
         shutil.copytree(out / best.name / "model", hidden, dirs_exist_ok=True)
@@ -326,9 +318,8 @@ def keep_best(series: Series, out: Path) -> None:
 
 
 def write_sweep_report(file: Path, summary: Mapping[str, Any], series: Series) -> None:
-    """Write a summary and the runs of a finished series as JSON."""
-    if series.finished:
-        _write_json(file, {**summary, "runs": [dataclasses.asdict(run) for run in series.runs]})
+    """Write a summary and the runs of a series as JSON."""
+    _write_json(file, {**summary, "runs": [dataclasses.asdict(run) for run in series.runs]})
 
 
 def _write_json(file: Path, values: Mapping[str, Any]) -> None:
