@@ -205,8 +205,11 @@ def run_quickstart(
         run = out / "pretraining"
         if resume := latest_checkpoint(run) is not None:
             settings = configs.load(PretrainConfig, file=run / CONFIG)
-            size = (settings.encoder.depth, settings.encoder.width)
-            shapes = [shape for shape in shapes if (shape.depth, shape.width) == size]
+            depth, width = settings.encoder.depth, settings.encoder.width
+            shapes = [shape for shape in shapes if (shape.depth, shape.width) == (depth, width)]
+            if not shapes:
+                message = f"has {depth} layers × {width}, which is no shape of this version"
+                raise ResourceError(message, where=run, fix="Choose another folder: --out NAME.")
         left = start + limit - time.perf_counter()
         shape, speed = choose_shape(shapes, tokenizer.size, left, tuning)
         if resume:
@@ -232,8 +235,9 @@ def run_quickstart(
     model, problem = fitted[0].task_model.model, data.task.problem
     save_model(out / "finetuned", model, tokenizer, labels=data.labels, problem=problem)
     begin("report", "writing the report")
-    pair = fitted[:count], fitted[count:]
-    return QuickstartResult(shape, corpus, settings, pretrained, data, *pair)
+    return QuickstartResult(
+        shape, corpus, settings, pretrained, data, fitted[:count], fitted[count:]
+    )
 
 
 def pretraining_settings(shape: Shape, vocabulary: int, until: Duration) -> PretrainConfig:

@@ -127,6 +127,9 @@ def test_quickstart_resumes(result):
     assert after == before, "what is finished is not trained again"
     metrics = [[run.metrics for run in done.from_scratch] for done in (again, result)]
     assert metrics[0] == metrics[1]
+    options = SMALL | {"shapes": shapes[:1]}  # of another version
+    with pytest.raises(ResourceError, match="2 layers × 32"):
+        run_quickstart(out, files=(str(out.parent / "text.txt"),), **options)
 
 
 def test_foreign_folder_is_refused(tmp_path):
