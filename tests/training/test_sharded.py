@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bothways.core.errors import BothwaysError, CheckpointError, ConfigError
+from bothways.core.errors import BothwaysError, CheckpointError, ConfigError, ResourceError
 from bothways.core.source import Cursor
 from bothways.training import parallel, saved_state
 from bothways.training.checkpoint import checkpoints, latest_checkpoint, read_checkpoint
@@ -80,6 +80,10 @@ def _runs(plan: Plan, folder: Path) -> dict[str, object]:
         shutil.copytree(folder / "parts", folder / "alone")
     torch.distributed.barrier()
     found["parts"] = session(folder / "parts", plan=plan, training=AVERAGED).steps
+    (folder / f"of rank {plan.rank}").mkdir()
+    with pytest.raises(ResourceError) as unseen:
+        session(folder / f"of rank {plan.rank}", plan=plan)
+    found["unseen"] = str(unseen.value)
     return found
 
 
@@ -132,6 +136,12 @@ def test_machines_of_other_sizes_share_over_all():
 
 def test_the_main_rank_decides_for_all_and_its_error_is_raised_by_all(two):
     assert [found["shared"] for found in two[1]] == [("step-3: is gone", 0)] * 2
+
+
+def test_a_rank_without_the_folder_of_the_run_is_named(two):
+    for found in two[1]:
+        assert "of rank 1: is on rank 1 not the folder" in found["unseen"]
+        assert "room" not in found["unseen"]
 
 
 def test_a_run_stopped_on_one_rank_resumes_from_parts(two):

@@ -144,6 +144,10 @@ def _save_parts(
             """Write the file of this rank, if it has one; return its digest."""
             if plan.rank >= writers:
                 return {}
+            if not hidden.is_dir():
+                message = f"is on rank {plan.rank} not the folder that the main rank writes to"
+                fix = "Give a folder that all machines share, such as one of a network file system."
+                raise ResourceError(message, where=folder.parent, fix=fix)
             with os_errors(folder, _MAKE_ROOM):
                 (hidden / SHARDS).mkdir(exist_ok=True)
                 own_rows = zip(rows, parallel.local_shards(rows.values()), strict=True)
