@@ -93,7 +93,7 @@ def test_the_rule_is_the_one_in_the_docstring(text):
         assert detect_language(text) == ("zh" if is_chinese else "en")
 
 
-@pytest.mark.parametrize("language", ["english", "", "EN", "e", "zh-CN"])
+@pytest.mark.parametrize("language", ["english", "", "EN", "e", "zh-CN", "xx", "jp"])
 def test_what_is_no_language(language):
     with pytest.raises(ConfigError, match="is not a language"):
         check_language(language)

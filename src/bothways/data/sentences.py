@@ -38,7 +38,17 @@ IDEOGRAPH = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Chinese characters, as the inside of a class in a regular expression."""
 _IDEOGRAPH = re.compile(f"[{IDEOGRAPH}]")
 _SAMPLE = 1000
-_CODE = re.compile(r"[a-z]{2,3}")
+_CODES = frozenset(
+    """
+    aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da
+    de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz
+    ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln
+    lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi
+    pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw ta te tg th
+    ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+    """.split()  # noqa: SIM905
+)
+"""The codes of ISO 639-1; of three letters there are thousands."""
 
 
 def detect_language(text: str) -> str:
@@ -51,8 +61,8 @@ def detect_language(text: str) -> str:
 
 
 def check_language(language: str) -> None:
-    """Raise ConfigError unless `language` is "auto" or has the form of an ISO 639 code."""
-    if language != AUTO and not _CODE.fullmatch(language):
+    """Raise ConfigError unless `language` is "auto", an ISO 639 code or three letters."""
+    if language not in (AUTO, *_CODES) and not re.fullmatch("[a-z]{3}", language):
         message = f"{language!r} is not a language: {AUTO!r}, or a code of two or three letters"
         raise ConfigError(message, where="language", fix="Write en, zh, de …")
 
