@@ -17,6 +17,7 @@ from bothways.pretraining.recipes import modern
 from bothways.training.parallel import Plan, Sharding
 from bothways.training.schedules import Steps
 from bothways.training.step_cost import USABLE, choose_parallelism
+from heard_progress import Heard
 
 READY = Path(__file__).parents[2] / "deploy" / "training"
 SETTINGS = modern(preset("bert-tiny"))
@@ -34,7 +35,8 @@ def test_ranks_share_a_model_that_does_not_fit(monkeypatch):
     free = int(needed / USABLE) - 1
     assert choose_parallelism(plan, "auto", load, cpu) == Plan(1, 4, 1, 2, Sharding())
     assert choose_parallelism(plan, None, load, cpu) == plan
-    assert choose_parallelism(Plan(), Sharding(), load, cpu) == Plan()
+    assert choose_parallelism(Plan(), Sharding(), load, cpu, heard := Heard()) == Plan()
+    assert "sharding does nothing" in heard.text
 
 
 def ready_commands() -> list[tuple[str, list[str]]]:

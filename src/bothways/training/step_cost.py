@@ -481,6 +481,8 @@ def choose_parallelism(
     rank with the least. All ranks call this; they are connected.
     """
     if plan.world == 1 or sharding is None:
+        if isinstance(sharding, Sharding):
+            progress.message("note: sharding does nothing in a run of one process")
         return plan
     if sharding != "auto":
         return replace(plan, sharding=sharding)
