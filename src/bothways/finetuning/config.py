@@ -149,8 +149,8 @@ class FinetuneConfig:
             a model for the same task, else the task's own; or the length that holds 95 % of the
             training texts whole, if it is more.
         batch: sequences or tokens per update.
-        microbatch_tokens: maximum number of tokens in memory at once; changes neither data nor
-            update.
+        microbatch_tokens: maximum number of tokens in memory at once, unless one sequence is
+            longer; changes neither data nor update.
         metric: metric of the dev data that selects the best weights: the task's, or one of
             `metrics`. None: the task's default.
         metrics: further metrics of the dev data, functions by name; in Python only.

@@ -73,7 +73,8 @@ class PretrainConfig:
         objective: what the model learns, from sequences of which segments.
         phases: one after the other; their shares add up to 1.
         batch: sequences or tokens per update, over all ranks; tokens may grow along a ramp.
-        microbatch_tokens: the most tokens in memory at once; changes neither data nor update.
+        microbatch_tokens: the most tokens in memory at once, unless one sequence is longer; changes
+            neither data nor update.
         held_out: the share of documents that is never trained on.
         evaluation_tokens: how many tokens of held-out text are scored each time.
         evaluation_masking: the masks of held-out text, for objectives that hide tokens: the same

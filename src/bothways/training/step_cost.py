@@ -284,7 +284,8 @@ class MemoryDemand:
     Attributes:
         models: that are trained.
         length: maximum length of a sequence in tokens.
-        microbatch: maximum number of tokens that go through the model at once.
+        microbatch: maximum number of tokens that go through the model at once, unless one sequence
+            is longer.
         training: the settings that decide what is kept in memory and on the disk.
         shared: the number of parameters that two of the models have in common.
         losses: the numbers that the losses hold.
@@ -353,7 +354,7 @@ class MemoryDemand:
         # The peak is at the end of the forward pass, or within that of a frozen model before it.
         of_losses = _size(training.precision, device) * losses.per_token
         per_token = losses.read + max(stored + of_losses, *passing, 0.0)
-        activations = FLOAT * (per_token * self.microbatch + losses.fixed)
+        activations = FLOAT * (per_token * max(self.microbatch, self.length) + losses.fixed)
         weights, gradients, moments = (size / shards for size in self._state)
         frozen_bytes, gathered = FLOAT * self.frozen_counts.parameters / shards, 0.0
         if shards > 1:
@@ -365,10 +366,11 @@ class MemoryDemand:
 
     def largest_microbatch(self, free: float, device: torch.device, shards: int = 1) -> int:
         """Return the most tokens that may go through the model at once; 0 if none fit."""
-        empty, single = (replace(self, microbatch=n).memory(device, shards) for n in (0, 1))
+        sizes = (self.length, self.length + 1)
+        one, more = (replace(self, microbatch=n).memory(device, shards) for n in sizes)
         # Memory is linear in the tokens: what is left, over what one token takes.
-        room = USABLE * free - empty.total
-        return max(0, math.floor(room / (single.activations - empty.activations)))
+        room = USABLE * free - one.total
+        return max(0, self.length + math.floor(room / (more.activations - one.activations)))
 
     def fits(self, free: float, device: torch.device, shards: int = 1) -> bool:
         """Return True if a step takes no more than the usable share of the free memory."""
@@ -510,6 +512,9 @@ def check_machine(
         ranks: the number of processes that may have one model between them.
     """
     findings = []
+    if demand.microbatch < demand.length:
+        message = f"is {demand.microbatch:,}, and sequences of {demand.length:,} tokens stay whole"
+        findings.append(Finding("memory", "note", message, "microbatch_tokens"))
     if folder is not None:
         # The newest, the best, the one that is being written, and that of a plateau.
         count = demand.training.keep.last + 2 + isinstance(demand.training.schedule, WSD)
