@@ -230,7 +230,8 @@ def test_grids_are_parsed():
         "training.until": ("2 epochs", "3 epochs"),
         "batch.n": ("16",),
     }
-    assert engine.folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2-epochs,c=..-x"
+    assert engine.folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2+epochs,c=..%2Fx"
+    assert len({engine.folder_name({"a": value}) for value in ("x/y", "x-y", "x y", "x+y")}) == 4
     for text in ("nonsense", "a=", "a=1 a=2", "=3"):
         with pytest.raises(errors.ConfigError, match=r"^grid: .* is not a key with values"):
             engine.parse_grid(text)

@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import re
 import shlex
 import shutil
 import statistics
@@ -23,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote_plus
 
 import numpy as np
 
@@ -479,9 +479,8 @@ def folder_name(cell: Mapping[str, str]) -> str:
 
     "batch.n" 16, "training.optimizer.lr" 5e-5 → "batch.n=16,training.optimizer.lr=5e-5"
     """
-    name = ",".join(
-        f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in cell.items()
-    )
+    # Values that differ have names that differ: one run would overwrite the other.
+    name = ",".join(f"{key}={quote_plus(value)}" for key, value in cell.items())
     if len(name.encode()) <= LONGEST:
         return name
     beginning = name.encode()[:LONGEST].decode(errors="ignore")
