@@ -118,15 +118,16 @@ def test_every_form_is_scored_as_by_transformers(scored, data, tmp_path):
 
 
 def test_checkpoints_are_scored_in_the_order_of_their_words(data, tmp_path, capsys):
-    for name in ("chck_10M", "chck_9M", "chck_0.5M", "model"):
+    names = ["chck_0.5M", "chck_9M", "chck_10M", "chck_lastM", "main"]
+    for name in ("chck_lastM", "chck_10M", "chck_9M", "chck_0.5M", "model"):
         make_masked(tmp_path / "made", positions=POSITIONS, seed=len(name))
         (tmp_path / "made" / "model").rename(tmp_path / name)
         (tmp_path / "made" / "tokenizer").rename(tmp_path / f"tokenizer of {name}")
-    assert [*find_checkpoints(str(tmp_path))] == ["chck_0.5M", "chck_9M", "chck_10M", "main"]
+    assert [*find_checkpoints(str(tmp_path))] == names
     assert [*find_checkpoints(str(tmp_path / "chck_9M"))] == ["main"]
     run_line("babylm", tmp_path, data, "--json", "--device", "cpu")
     values = json.loads(capsys.readouterr().out)
-    assert [*values] == ["chck_0.5M", "chck_9M", "chck_10M", "main"]
+    assert [*values] == names
     run_line("babylm", tmp_path, data, "--device", "cpu")
     shown = capsys.readouterr().out
     accuracy = f"{100 * values['main']['blimp_fast']:.1f}"

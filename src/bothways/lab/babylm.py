@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -151,12 +152,18 @@ def find_checkpoints(model: str) -> dict[str, Path | str]:
     """Return the models of a run by name: `chck_…` by words read, then "main"."""
     folder = local_path(model)
     folders = [path for path in folder.glob("chck_*M") if is_model_folder(path)]
-    by_words = sorted(folders, key=lambda path: float(path.name.removeprefix("chck_")[:-1]))
+    by_words = sorted(folders, key=_words_read)
     checkpoints: dict[str, Path | str] = {path.name: path for path in by_words}
     inner = resolve_run(model)
     if not checkpoints or inner != model:
         checkpoints["main"] = inner
     return checkpoints
+
+
+def _words_read(folder: Path) -> tuple[float, str]:
+    """Return the sort key of a checkpoint by its name; one without a number is last."""
+    number = re.fullmatch(r"chck_(\d+\.?\d*)M", folder.name)
+    return float(number[1]) if number else math.inf, folder.name
 
 
 def find_suites(
