@@ -353,10 +353,13 @@ def _require_own(model: object, tokenizer: object) -> None:
 
 
 def _label_names(labels: object) -> list[str]:
-    """Return labels as texts; ConfigError for a single text, or for no list at all."""
+    """Return labels as texts; ConfigError unless they are a list of names that all differ."""
     if isinstance(labels, str) or not isinstance(labels, Iterable):
         raise ConfigError(f"must be a list of names, not {labels!r}", where="labels")
-    return [str(label) for label in labels]
+    names = [str(label) for label in labels]
+    if len({*names}) < len(names):
+        raise ConfigError(f"must be names that differ, not {listed(names)}", where="labels")
+    return names
 
 
 _STILL_TRUE = ("task", "length")
