@@ -297,6 +297,13 @@ def test_keys_and_hosts(application):
         assert code(rebound) == (403, "forbidden_host")
 
 
+@pytest.mark.parametrize("host", ["::1", "[::1]", "[::1]:8080"])
+def test_ipv6_hosts(application, host):
+    with running(app(application.models.named("embed").predictor, hosts=host)) as url:
+        for header, status in (("[::1]", 200), ("[::1]:81", 200), ("[::2]:81", 403), (":", 403)):
+            assert httpx.get(f"{url}/ready", headers={"host": header}).status_code == status
+
+
 def test_a_key_and_a_host_by_themselves_are_one(application):
     model = application.models.named("embed").predictor
     single = app(model, keys="secret", hosts="localhost")

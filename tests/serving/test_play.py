@@ -320,7 +320,7 @@ def test_the_command_prints_the_address(folder, monkeypatch, capsys):
     assert not opened
     application, *_ = served
     assert list(application.models.by_name) == ["toy"]
-    assert application.hosts == ("localhost", "127.0.0.1", "[::1]")
+    assert application.hosts == ("localhost", "127.0.0.1", "::1")
     cli(words[:-1], result_action="return_value")
     until = time.monotonic() + 20  # another thread opens the browser
     while not opened and time.monotonic() < until:

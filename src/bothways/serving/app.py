@@ -384,7 +384,7 @@ class App:
             return
         host = _host_name(headers.get("host", ""))
         if host not in self.hosts:
-            message = f"the host {host[:100]!r} is not served; allow it by --allow-host"
+            message = f"the host {host[:100]!r} is not served: see --allow-host, or hosts in Python"
             raise RequestError("forbidden_host", message)
 
     def _check_key(self, headers: Mapping[str, str]) -> None:
@@ -484,8 +484,8 @@ class App:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a header `host`, in lower case and without the port."""
-    return re.sub(r":\d*$", "", host).lower()
+    """Return the name in a header `host` in lower case, such as `::1` of `[::1]:8080`."""
+    return re.sub(r"(^[^:]*|\]):\d*$", r"\1", host).strip("[]").lower()
 
 
 def _describe(exchange: Exchange) -> None:

@@ -170,7 +170,7 @@ OTHER_FILES = 100
 """Open files of a server other than connections, at most."""
 SPARE_CONNECTIONS = 100
 """Connections beyond the limit in which requests that compute nothing are answered."""
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 KEEP_ALIVE_SECONDS = 30
 RESET_SECONDS = 0.1
 """Between looks at whether a client that sends no more has left."""
