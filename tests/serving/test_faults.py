@@ -310,6 +310,9 @@ def test_a_key_and_a_host_by_themselves_are_one(application):
     assert (single._keys, single.hosts) == ([b"secret"], ("localhost",))
     # Bytes of the environment that are no UTF-8.
     assert app(model, keys=["\udcff"])._keys == [b"\xff"]
+    for names in ({"predictors": {"owner/name": model}}, {"indexes": {"a b": "folder"}}):
+        with pytest.raises(ConfigError, match=r"'(owner/name|a b)' is not a name"):
+            app(**{"predictors": model, **names})
     for keys in ("", ["secret", ""]):
         with pytest.raises(ConfigError, match="a key is empty"):
             app(model, keys=keys)

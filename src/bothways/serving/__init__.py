@@ -1,9 +1,8 @@
 """Serving over HTTP: predictors as an ASGI app, and a server for it. May import `prediction`.
 
-    import bothways
     from bothways.serving import app
 
-    application = app({"sst": bothways.load("runs/sst", batch_invariant=True)})
+    application = app({"sst": "runs/sst"})
 
 `app` needs no web framework; it can be run by any ASGI server and mounted in other apps.
 """

@@ -22,12 +22,12 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError, FolderError, call, optional
-from bothways.prediction.predictor import Predictor
+from bothways.prediction.predictor import Predictor, open_task
 from bothways.serving import compatible
 from bothways.serving.batcher import SMOOTHING, Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError, retry_after
 from bothways.serving.explain import EXPLAIN
-from bothways.serving.models import Models, ServedModel, example_ranges
+from bothways.serving.models import Models, ServedModel, check_name, example_ranges
 from bothways.serving.routes import PROBES, ROUTES, document
 from bothways.serving.search import ServedIndex, open_indexes
 from bothways.serving.shapes import Answer, Query
@@ -63,6 +63,7 @@ Work = Callable[..., Awaitable[Any]]
 """Calls a function with arguments, by the deadline of a request; see `App._work`."""
 STUCK_SECONDS = 120.0
 """A batch that takes longer means that the process should be restarted."""
+OpenedFrom = Predictor | str | Path
 requests_log = logging.getLogger("bothways.serving.requests")
 
 
@@ -501,7 +502,7 @@ def _describe(exchange: Exchange) -> None:
 
 
 def app(
-    predictors: Predictor | Mapping[str, Predictor],
+    predictors: OpenedFrom | Mapping[str, OpenedFrom],
     *,
     limits: Limits = DEFAULT_LIMITS,
     keys: Many[str] = (),
@@ -512,10 +513,12 @@ def app(
     """Return an ASGI app that answers requests by predictors.
 
     Any ASGI server runs it, and other apps can mount it. All predictors are computed by one thread,
-    in batches; open them with `batch_invariant=True`, so that no answer depends on other requests.
+    in batches; open them with `batch_invariant=True`, as folders are opened, so that no answer
+    depends on other requests.
 
     Args:
-        predictors: by the names that requests use; one without a name is called "default".
+        predictors: by the names that requests use, or the folders to open them from; one without a
+            name is called "default".
         limits: what is accepted, and for how long.
         keys: of which clients must give one; empty for none. Probes need no key.
         hosts: names in the header `host` that are answered; None for all.
@@ -525,17 +528,24 @@ def app(
             predictor that is served.
 
     Raises:
-        ConfigError: there is no predictor, or a key is empty.
-        FolderError: an index is damaged, or no predictor is for it.
+        ConfigError: there is no predictor, a name has other characters than letters, digits, ".",
+            "_" and "-", or a key is empty.
+        FolderError: a model cannot be read, an index is damaged, or no predictor is for it.
         ResourceError: a package of the extra `serve` is not installed.
 
     Examples:
-        >>> application = app(bothways.load("my-classifier", batch_invariant=True))
+        >>> application = app({"films": "my-classifier"})
         >>> list(application.models.by_name)
-        ['default']
+        ['films']
     """
-    by_name = {"default": predictors} if isinstance(predictors, Predictor) else predictors
-    created = int(time.time())
-    models = {name: ServedModel(name, predictor, created) for name, predictor in by_name.items()}
-    opened = open_indexes(indexes, models.values())
-    return App(models, limits, keys, hosts, playground, opened)
+    by_name = predictors if isinstance(predictors, Mapping) else {"default": predictors}
+    for name in (*by_name, *indexes):
+        check_name(name, "predictors" if name in by_name else "indexes", "Choose another name.")
+    models = dict[str, ServedModel]()
+    for name, source in by_name.items():
+        if isinstance(source, Predictor):
+            predictor = source
+        else:
+            predictor = open_task(source, batch_invariant=True)
+        models[name] = ServedModel(name, predictor, int(time.time()))
+    return App(models, limits, keys, hosts, playground, open_indexes(indexes, models.values()))

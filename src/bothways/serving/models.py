@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bothways.core.errors import BothwaysError
+from bothways.core.errors import BothwaysError, ConfigError
 from bothways.data.tables import WatchedRow
 from bothways.prediction.predictor import Predictor, read_input
 from bothways.serving.errors import Limits, RequestError
@@ -138,6 +139,13 @@ class ServedModel:
         """
         with request_errors():
             return self.task_model.encode(examples)
+
+
+def check_name(name: str, where: str, fix: str) -> None:
+    """Raise ConfigError if a name of a model or an index cannot stand in a URL as it is."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
+        message = f'{name!r} is not a name of ASCII letters, digits, ".", "_" and "-"'
+        raise ConfigError(message, where=where, fix=fix)
 
 
 def example_ranges(model: ServedModel, examples: Many[Any]) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import os
-import re
 import select
 import signal
 import socket
@@ -32,7 +31,7 @@ from bothways.prediction.predictor import open_task
 from bothways.prediction.search.index import Index
 from bothways.serving.app import App, requests_log
 from bothways.serving.errors import RequestError
-from bothways.serving.models import ServedModel
+from bothways.serving.models import ServedModel, check_name
 from bothways.serving.search import open_indexes
 from bothways.tasks.catalogue import is_task, task_kind
 
@@ -144,9 +143,7 @@ def named_indexes(words: Many[str]) -> dict[str, str]:
 
 
 def _check_name(name: str, known: Container[str], where: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
-        message = f'{name!r} is not a name of ASCII letters, digits, ".", "_" and "-"'
-        raise ConfigError(message, where=where, fix="Give one: NAME=FOLDER.")
+    check_name(name, where, "Give one: NAME=FOLDER.")
     if name in known:
         kind = "models" if where == "models" else "indexes"
         message = f"two {kind} are called {name!r}"
