@@ -21,6 +21,7 @@ def test_every_route_is_in_the_document(application, url):
     assert {f"/{kind}" for kind in PREDICTIONS} <= ROUTES.keys(), "add new tasks to PREDICTIONS"
     routes = ROUTES.keys() | {"/explain"}
     shown = httpx.get(f"{url}/openapi.json").json()["paths"]
+    assert application._routes["/openapi.json"]() is application._routes["/openapi.json"]()
     gets = {path for path, entry in shown.items() if "get" in entry and "{" not in path}
     assert gets == {p for p in application._routes if not p.startswith("/play")}
     named = {path for path in shown if "{" in path}

@@ -9,6 +9,7 @@ event loop, but for computing.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import logging
 import math
@@ -16,7 +17,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -107,10 +107,11 @@ class App:
             **dict.fromkeys(("/", "/ready", "/health", "/ping"), self._ready),
             "/info": lambda: compatible.info(self.models),
             "/metrics": lambda: Page(self.metrics.text(), METRICS_KIND, headers={}),
-            "/openapi.json": lambda: document(
-                self.models, guarded=bool(keys), playground=playground
+            # Cached: to build the document holds up all other requests for a tenth of a second.
+            "/openapi.json": functools.cache(
+                lambda: document(self.models, guarded=bool(keys), playground=playground)
             ),
-            **{path: partial(self._files.__getitem__, path) for path in self._files},
+            **{path: functools.partial(self._files.__getitem__, path) for path in self._files},
             "/v1/models": lambda: {
                 "object": "list",
                 "data": [compatible.described(model) for model in self.models],
@@ -289,10 +290,10 @@ class App:
             return gets[path]()
         if (full := self.batcher.refusal(exchange.route, exchange.size)) is not None:
             raise full
-        hold = partial(self._hold, exchange)
+        hold = functools.partial(self._hold, exchange)
         data = await read_body(headers, receive, self.limits, exchange.size or 0, hold)
         exchange.deadline = time.monotonic() + self._seconds(headers)
-        work = partial(self._work, len(data) > INLINE_BYTES, exchange.deadline)
+        work = functools.partial(self._work, len(data) > INLINE_BYTES, exchange.deadline)
         reading = await work(self._query, path, data, scope.get("query_string", b""), name)
         if not isinstance(reading, tuple):
             return reading
@@ -412,12 +413,12 @@ class App:
         _describe(exchange)
         if not query.searches:
             return await work(lambda: orjson.dumps(query.write(answer), option=NUMBERS))
-        result = await self._search(partial(query.write, answer), exchange)
+        result = await self._search(functools.partial(query.write, answer), exchange)
         _describe(exchange)
         if not isinstance(result, Query):
             return orjson.dumps(result)
         # The documents that were found, for a cross-encoder.
-        work = partial(self._work, True, exchange.deadline)
+        work = functools.partial(self._work, True, exchange.deadline)
         examples = await work(result.model.examples, result.inputs, self.limits)
         return await self._answer(result, examples, work, receive, exchange)
 
