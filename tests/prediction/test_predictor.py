@@ -238,7 +238,7 @@ def test_rows_are_read_by_their_columns(predictors):
         (None, {"normalize_embeddings": True}, "is a setting of embed; the task here is classify"),
         ("embed", {"abstain": 0.9}, "is a setting of classify and zero-shot; the task .* embed"),
         ("embed", {"top_k": 3}, "is a setting of fill; the task here is embed\n  Leave it out"),
-        (None, {"top_k": 3}, r"is a setting of fill; .*\n  .* give predict top=2\.$"),
+        (None, {"top_k": 3}, r"is a setting of fill; .*\n  .* give predict best=2\.$"),
         ("embed", {"stripe": 3}, "unknown key 'stripe'"),
     ],
 )

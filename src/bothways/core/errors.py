@@ -60,6 +60,8 @@ _FUNCTIONS = {
     "evaluate": "evaluate",
 }  # fmt: skip
 """Commands that are a function of the package; the others are only commands."""
+_OPTIONS = {"best": "top"}
+"""Options that the function calls by another name, since a setting of a task has it."""
 _PARAMETERS = re.compile("\x02([^\x02\x03]*)\x03")
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|…")
 _interface: Interface = "python"
@@ -115,7 +117,7 @@ def _spelled(values: Mapping[str, Any], interface: Interface) -> str:
     """Return parameters with their values as keywords, options or members of an object."""
     words = []
     for name, value in values.items():
-        option = name.replace("_", "-")
+        option = _OPTIONS.get(name, name).replace("_", "-")
         if interface != "command" or "." in name:
             words.append(_spelled_setting(name, value, interface))
         elif isinstance(value, bool):

@@ -877,7 +877,7 @@ def _changed(task: Any, settings: Tree) -> AnyTask:
             message = f"is a setting of {' and '.join(kinds)}; the task here is {task.name}"
             fix = "Leave it out."
             if name == "top" and issubclass(prediction_type(task), CUT_TO_TOP):
-                fix = f"To keep the best of each prediction, give predict {argument(top=2)}."
+                fix = f"To keep the best of each prediction, give predict {argument(best=2)}."
             raise ConfigError(message, where=key, fix=fix)
     overrides = _renamed(settings, task.__dataclass_fields__)
     changed: AnyTask = configs.load(type(task), base=task, overrides=overrides)

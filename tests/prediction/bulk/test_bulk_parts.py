@@ -423,7 +423,7 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path
         ({"keep": ("id=label",)}, ConfigError, "^keep: 'label' is also a field of the prediction"),
         ({"form": "npy"}, ConfigError, "^format: npy holds vectors, and the task is 'classify'"),
         ({"form": "npy", "task": "embed"}, ConfigError, "^format: npy holds no columns to keep"),
-        ({"top": 2, "task": "embed"}, ConfigError, "^top: keeps the best .* the task is 'embed'"),
+        ({"top": 2, "task": "embed"}, ConfigError, "^best=2 keeps the best .* the task is 'embed'"),
         ({"form": "csv"}, ConfigError, r"^format: unknown format 'csv'\s+Name a file instead: out=\WFILE\.csv"),
         ({"form": "xlsx"}, ConfigError, r"^format: unknown format 'xlsx'\s+Choose one of jsonl"),
         ({"files": ("-",)}, ConfigError, "^-: parts are made of files, not of a pipe"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+import bothways
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.prediction.bulk import run
 from bothways.prediction.bulk.parts import BulkRequest
@@ -184,10 +185,9 @@ def test_names_that_cannot_be_written_are_refused(model, table):
 
 
 def test_fillings_are_counted_by_a_setting(masked, table):
-    with pytest.raises(ConfigError) as refused:
-        run_line("predict", masked, table, "--task", "fill", "--top", "3")
-    assert refused.value.where == "top"
-    assert "top=3" in str(refused.value.fix)
+    with pytest.raises(ConfigError, match=r"^best=3 keeps .* 'fill'\n.* top=3") as refused:
+        [*bothways.predict(masked, table, task="fill", best=3)]
+    assert refused.value.message("command").startswith("--top 3 keeps")
 
 
 PARTS_OF_ALL = 60

@@ -150,7 +150,7 @@ class BulkRequest:
             (self.form == "npy" and not vectors, "format", f"npy holds vectors, {has}", choose),
             (self.form == "npy" and self.keep, "format", "npy holds no columns to keep", choose),
             (self.top is not None and not issubclass(prediction_type(task), CUT_TO_TOP),
-             "top", f"keeps the best labels or documents, {has}",
+             None, f"{argument(best=self.top or 0)} keeps the best labels or documents, {has}",
              "Write it as a setting, top=3." if hasattr(task, "top") else drop),
             (self.vectors != "float32" and not vectors, dtype, f"is for vectors, {has}", drop),
             (ranged and self.ranges is None,
