@@ -263,12 +263,20 @@ def test_methods_that_a_task_does_not_have(client, model, method, inputs):
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs"), [("rerank", {"query": "a", "documents": []}), ("likelihood", "")]
+    ("model", "inputs", "message"),
+    [
+        ("rerank", {"query": "a", "documents": []}, "no text"),
+        ("likelihood", "", "no text"),
+        ("rerank", {"query": "a", "documents": ["a", "film"]}, "several sequences"),
+        ("tag", "a " * 60, "several sequences"),
+        ("answer", {"question": "a", "context": "a " * 60}, "several sequences"),
+    ],
 )
-def test_attention_needs_a_text(client, model, inputs):
+def test_attention_needs_a_single_sequence(client, model, inputs, message):
     body = {"model": model, "method": "attention", "inputs": inputs}
-    expected = (422, "invalid", "inputs", "the input has no text to show")
-    assert refusal(client, "/explain", body) == expected
+    refused_as = refusal(client, "/explain", body)
+    assert refused_as[:3] == (422, "invalid", "inputs")
+    assert message in refused_as[3]
 
 
 def test_explanations_without_a_model_folder_are_refused(predictors):

@@ -223,7 +223,10 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
         if not encoded[0].sequences:  # of no document, or of a text to score without a token
             raise RequestError("invalid", "the input has no text to show", param="inputs")
-        sequence = encoded[0].sequences[0]
+        sequence, read = encoded[0].sequences[0], encoded[0].tokens - encoded[0].cut
+        if read > len(sequence) - tokenizer.template.single:
+            message = f"the input has {read} tokens in several sequences, and one is shown"
+            raise RequestError("invalid", f"{message}: give a shorter input", param="inputs")
         limit = ("attention_tokens", MAX_ATTENTION_TOKENS)
         check_limit("too_many_tokens", "tokens", len(sequence), *limit)
         with request_errors("method"):
