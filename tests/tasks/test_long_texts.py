@@ -66,7 +66,8 @@ def test_windows_move_over_the_longer_of_two_texts(tokenizer):
     ids=lambda task: f"{task.name}-{getattr(task, 'pooling', '')}",
 )
 def test_the_prediction_for_a_text_is_that_of_all_its_windows(tokenizer, task):
-    task_model = bind_small(task, tokenizer, ("x",), 8).eval()
+    labels = ("score",) if isinstance(task, RegressionTask) else ("x", "y")
+    task_model = bind_small(task, tokenizer, labels, 8).eval()
     kind = MultilabelExample if isinstance(task, MultilabelTask) else TextExample
     ((_, whole),) = predict(task_model, [kind(LONG)])
     parts = [prediction for _, prediction in predict(task_model, [kind(text) for text in WINDOWS])]
@@ -78,10 +79,12 @@ def test_the_prediction_for_a_text_is_that_of_all_its_windows(tokenizer, task):
     elif isinstance(task, RegressionTask):
         assert whole.score == pytest.approx(np.mean([part.score for part in parts]), rel=1e-4)
     else:
-        chances = np.array([part.probabilities["x"] for part in parts])
-        logits = np.log(chances) - np.log1p(-chances) if kind is MultilabelExample else 0
-        expected = 1 / (1 + np.exp(-np.mean(logits))) if kind is MultilabelExample else 1
-        assert whole.probabilities["x"] == pytest.approx(expected, rel=1e-4)
+        chances = np.array([[*part.probabilities.values()] for part in parts])
+        # The logits of a row, but for a number that all of its classes share.
+        logits = np.log(chances) - (np.log1p(-chances) if kind is MultilabelExample else 0)
+        odds = np.exp(logits.mean(0))
+        expected = odds / (1 + odds if kind is MultilabelExample else odds.sum())
+        assert [*whole.probabilities.values()] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
