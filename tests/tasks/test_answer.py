@@ -6,12 +6,13 @@ import itertools
 import re
 import unicodedata
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, strategies as st
+from tokenizers import models, pre_tokenizers
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
@@ -32,17 +33,17 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Specials
 from bothways.text.tokenizer_files import finish
 from bothways.text.trainers import ByteBPE, train_vocabulary
-from toy_task import bind_small, make_tokenizer
+from toy_task import VOCABULARY, bind_small, make_tokenizer
 from toy_tasks import make_questions
 
 LENGTH, ALWAYS = 24, QuestionAnsweringTask()
-SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIALS = VOCABULARY[:5]
 
 
 def make_task(
-    folder: Path, definition: QuestionAnsweringTask = ALWAYS, length: int = LENGTH
+    tokenizer: Tokenizer, definition: QuestionAnsweringTask = ALWAYS, length: int = LENGTH
 ) -> QuestionAnswerer:
-    return bind_small(definition, make_tokenizer(folder), (), length, seed=3, dropout=0.1)
+    return bind_small(definition, tokenizer, (), length, seed=3, dropout=0.1)
 
 
 def targets_of(sequence: Sequence) -> tuple[int, int, float]:
@@ -50,10 +51,9 @@ def targets_of(sequence: Sequence) -> tuple[int, int, float]:
     return int(targets.start[0]), int(targets.end[0]), float(targets.weight[0])
 
 
-def test_questions_become_what_google_feeds(tmp_path):
+def test_questions_become_what_google_feeds(tokenizer):
     """As convert_examples_to_features of run_squad.py has it; its windows are in `test_spans.py`."""
-    tokenizer, definition = make_tokenizer(tmp_path), QuestionAnsweringTask(query=5, stride=6)
-    questions = make_questions(60)
+    definition, questions = QuestionAnsweringTask(query=5, stride=6), make_questions(60)
     inputs = definition.encode(questions, tokenizer, (), 20)
     for example, item in zip(questions, inputs, strict=True):
         texts = example.question.split(), example.context.split()
@@ -75,8 +75,8 @@ def test_questions_become_what_google_feeds(tmp_path):
         assert (item.tokens, item.cut) == (len(query) + len(context), max(0, len(query) - 5))
 
 
-def test_what_is_not_known_has_no_weight(tmp_path):
-    tokenizer, context = make_tokenizer(tmp_path), "ape bee \u200d cat bee"
+def test_what_is_not_known_has_no_weight(tokenizer):
+    context = "ape bee \u200d cat bee"
     for text, known, expected in (
         (context, (), (0, 0, 0.0)),
         (context, (("fox", 0),), (0, 0, 0.0)),
@@ -142,9 +142,6 @@ def scripts(tmp_path_factory) -> list[Tokenizer]:
 
 
 def unigram(letters: list[str]) -> Tokenizer:
-    import tokenizers
-    from tokenizers import models, pre_tokenizers
-
     pieces = [(token, 0.0) for token in SPECIALS]
     backend = tokenizers.Tokenizer(
         models.Unigram([*pieces, ("▁", -2.0), *((letter, -3.0) for letter in letters)], unk_id=1)
@@ -195,8 +192,8 @@ SCORES = [np.array(ROWS, dtype=np.float32)]
 """[CLS] dog [SEP] ape bee ape cat [SEP]: the best are "ape bee ape" with 6.5, "ape bee" and "ape" (5.5; the second one)."""
 
 
-def test_predictions_have_their_probabilities(tmp_path):
-    task = make_task(tmp_path, QuestionAnsweringTask(n_best=4))
+def test_predictions_have_their_probabilities(tokenizer):
+    task = make_task(tokenizer, QuestionAnsweringTask(n_best=4))
     found = task.decode(ONE, task.encode([ONE])[0], SCORES)
     spans = [(span.text, span.start, span.end, span.score) for span in found.spans]
     # The fourth best is the other "ape" (4), which is that text again.
@@ -213,8 +210,8 @@ def test_predictions_have_their_probabilities(tmp_path):
 @pytest.mark.parametrize(
     ("threshold", "text"), [(-4.6, ""), (-4.5, "ape bee ape"), (0.0, "ape bee ape")]
 )
-def test_no_answer_is_given_above_the_threshold(tmp_path, threshold, text):
-    task = make_task(tmp_path, QuestionAnsweringTask(threshold=threshold))
+def test_no_answer_is_given_above_the_threshold(tokenizer, threshold, text):
+    task = make_task(tokenizer, QuestionAnsweringTask(threshold=threshold))
     found = task.decode(ONE, task.encode([ONE])[0], SCORES)
     assert found.text == text
     assert found.best == "ape bee ape"
@@ -224,8 +221,8 @@ def test_no_answer_is_given_above_the_threshold(tmp_path, threshold, text):
     assert (found.start is None, found.end is None) == (not text, not text)
 
 
-def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path):
-    task = make_task(tmp_path, QuestionAnsweringTask(stride=2), length=8)
+def test_the_least_score_of_all_windows_is_that_of_no_answer(tokenizer):
+    task = make_task(tokenizer, QuestionAnsweringTask(stride=2), length=8)
     question = Question("q", "dog", "ape bee cat dog elk fox", (), True)
     outputs = [*np.zeros((2, 8, 2), dtype=np.float32)]
     outputs[0][0], outputs[1][0] = (1.0, 4.0), (-3.0, 1.0)
@@ -235,16 +232,16 @@ def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path):
 
 
 @pytest.mark.parametrize("threshold", [None, 0.5])
-def test_a_context_without_a_token_has_no_answer(tmp_path, threshold):
-    task = make_task(tmp_path, QuestionAnsweringTask(threshold=threshold))
+def test_a_context_without_a_token_has_no_answer(tokenizer, threshold):
+    task = make_task(tokenizer, QuestionAnsweringTask(threshold=threshold))
     questions = [Question("q", "", context) for context in ("", "  ", "\u200d")]
     for _, found in predict(task, questions):
         assert found == AnswerPrediction("q", "", None, None, 1.0, 0.0, ())
         assert found.best == ""
 
 
-def test_the_threshold_is_chosen_where_questions_have_no_answer(tmp_path):
-    task, questions = make_task(tmp_path), make_questions(30, 5)
+def test_the_threshold_is_chosen_where_questions_have_no_answer(tokenizer):
+    task, questions = make_task(tokenizer), make_questions(30, 5)
     results = list(predict(task, questions))
     metrics = task.score(iter(results))
     tuned = task.tuned(iter(results))
@@ -275,8 +272,8 @@ def test_what_no_answer_reaches():
     assert ALWAYS.baseline([ONE]) == ALWAYS.baseline([none]) == {}
 
 
-def test_each_context_is_tokenized_once(tmp_path, monkeypatch):
-    task = make_task(tmp_path)
+def test_each_context_is_tokenized_once(tokenizer, monkeypatch):
+    task = make_task(tokenizer)
     contexts = ["the cat", "a dog runs"] * 4
     questions = [Question(f"{n}", f"what {n}", text, (), True) for n, text in enumerate(contexts)]
     seen, real = list[str](), Tokenizer.encode_with_offsets
@@ -291,7 +288,7 @@ def test_each_context_is_tokenized_once(tmp_path, monkeypatch):
     ordered = sorted(questions, key=lambda q: q.context)  # windows would part them
     monkeypatch.setattr(labelled, "ENCODED", 3)
     for run in (
-        lambda: list(predict(make_task(tmp_path), ordered, window=3)),
+        lambda: list(predict(make_task(tokenizer), ordered, window=3)),
         lambda: examine(task.task, task.tokenizer, ordered, [], LENGTH),
     ):
         seen.clear()

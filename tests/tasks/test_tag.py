@@ -23,18 +23,11 @@ from bothways.text.trainers import ByteBPE, train_vocabulary
 from toy_task import VOCABULARY, bind_small
 from toy_tasks import TAGS as LABELS, make_sentences
 
-ENTITIES, PLAIN = TaggingTask(), TaggingTask(scheme="plain")
-UNKNOWN, CLS, SEP = 1, 2, 3
+UNKNOWN = 1
 
 
-def make_task(
-    tokenizer: Tokenizer,
-    definition: TaggingTask = ENTITIES,
-    labels: tuple[str, ...] = LABELS,
-    length: int = 16,
-    dropout: float = 0.1,
-) -> Tagger:
-    return bind_small(definition, tokenizer, labels, length, dropout=dropout, spread=0.5)
+def make_task(tokenizer: Tokenizer, labels: tuple[str, ...] = LABELS) -> Tagger:
+    return bind_small(TaggingTask(), tokenizer, labels, dropout=0.1, spread=0.5)
 
 
 def tokens_of(tokenizer: Tokenizer, word: str) -> list[int]:
@@ -150,7 +143,7 @@ def test_a_sentence_without_entities_is_right_if_none_are_predicted(tokenizer):
 
 def test_plain_tags_have_no_entities(tokenizer):
     labels = ("NN", "VB")
-    task = make_task(tokenizer, TaggingTask(), labels)
+    task = make_task(tokenizer, labels)
     examples = make_sentences(10, labels=labels)
     results = list(predict(task, examples))
     assert all(prediction.entities is None for _, prediction in results)
@@ -199,7 +192,7 @@ def test_labels_are_iob2_of_every_type_or_plain():
         )
 
     assert labels(TaggingTask(), "I-PER O", "S-LOC") == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    assert labels(PLAIN, "I-PER O", "S-LOC") == ("I-PER", "O", "S-LOC")
+    assert labels(TaggingTask(scheme="plain"), "I-PER O", "S-LOC") == ("I-PER", "O", "S-LOC")
     assert labels(TaggingTask(), "NN O") == ("NN", "O")
     assert TaggingTask().labels([TagExample(("w",))]) == ("O",)
 
