@@ -46,15 +46,6 @@ def test_scores_are_means_over_predictions(tokenizer):
     assert np.mean([task.grade(*pair) for pair in pairs]) == pytest.approx(accuracy)
 
 
-def test_what_cannot_be_scored_is_refused(tokenizer):
-    task = TOY_TASKS["choice"].bind(tokenizer)
-    for label in (2, -1):
-        with pytest.raises(DataError, match=rf"^c:3: label {label} is out of range for 2 endings"):
-            evaluate_task(task, [ChoiceExample("ape", ("bee", "cat"), label, "c:3")])
-    with pytest.raises(DataError, match=r"^c:4: has no ending to choose from"):
-        task.encode([ChoiceExample("ape", (), None, "c:4")])
-
-
 SWAG = {
     "sent1": "An ape sits.", "sent2": "It", "ending0": "eats.", "ending1": "sleeps.",
     "ending2": "sings.", "label": 1,

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bothways.core.errors import DataError
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask
@@ -23,14 +22,6 @@ def test_scores_are_measured_as_by_scipy(tokenizer):
     assert {*RegressionTask().directions(("score",))} == {*metrics}
     assert RegressionTask.metric in metrics
     assert task.grade(examples[0], ScorePrediction(truth[0] - 2)) == pytest.approx(-4)
-
-
-def test_what_is_no_number_cannot_be_scored(tokenizer):
-    task = TOY_TASKS["regress"].bind(tokenizer)
-    for label in ("two", "inf", "1,5"):
-        message = rf"^s\.tsv:3: label '{label}' is not a number\n  Write a number, such as 2\.5"
-        with pytest.raises(DataError, match=message):
-            evaluate_task(task, [TextExample("ape", None, label, "s.tsv:3")])
 
 
 def test_scores_far_from_0_have_units_of_their_own():

@@ -11,6 +11,10 @@ from bothways.core.batch import ChoiceTargets, SpanTargets, TokenTargets, pack
 from bothways.core.errors import DataError
 from bothways.core.source import Sequence
 from bothways.prediction.engine import evaluate_task, predict
+from bothways.tasks.choice.task import ChoiceExample
+from bothways.tasks.multilabel.task import MultilabelExample
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.text_task import TextExample
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded
 from spread import in_turn
 from toy_tasks import TOY_TASKS
@@ -117,3 +121,19 @@ def test_examples_without_an_answer_cannot_be_scored(name, tokenizer):
         evaluate_task(task, [TOY_TASKS[name].bare])
     with pytest.raises(DataError, match=r"there is no .* to score"):
         evaluate_task(task, [])
+
+
+@pytest.mark.parametrize(("name", "example", "message"), [
+    ("classify", TextExample("ape", None, "w", "f:3"), "label 'w' is not among the 3 labels"),
+    ("multilabel", MultilabelExample("ape", None, ("x", "w"), "f:3"), "label 'w' is not among the 3"),
+    ("choice", ChoiceExample("ape", ("bee", "cat"), 2, "f:3"), "label 2 is out of range for 2 endings"),
+    ("choice", ChoiceExample("ape", ("bee", "cat"), -1, "f:3"), "label -1 is out of range for 2"),
+    ("choice", ChoiceExample("ape", (), None, "f:3"), "has no ending to choose from"),
+    ("regress", TextExample("ape", None, "two", "f:3"), "label 'two' is not a number\n  Write a number"),
+    ("regress", TextExample("ape", None, "inf", "f:3"), "label 'inf' is not a number"),
+    ("regress", TextExample("ape", None, "1,5", "f:3"), "label '1,5' is not a number"),
+    ("tag", TagExample(("ape", "bee"), ("O", "NN"), "f:3"), "tag 'NN' of word 2 is not among the 5"),
+])  # fmt: skip
+def test_answers_that_cannot_be_scored_are_refused(name, example, message, tokenizer):
+    with pytest.raises(DataError, match=f"^f:3: {message}"):
+        evaluate_task(TOY_TASKS[name].bind(tokenizer), [example])
