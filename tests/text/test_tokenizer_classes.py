@@ -268,16 +268,13 @@ def test_settings_of_another_class_are_refused(key, tmp_path):
     assert caught.value.where == tmp_path / "tokenizer_config.json"
 
 
-def changed(folder: Path, **parts: Any) -> Path:
-    """BERT's folder with other parts of `tokenizer.json`, whose settings are kept."""
-    return edited(folder, family.word_piece(), "bert", **parts)
-
-
 @pytest.mark.parametrize("side", ["left", "Left"])
 def test_texts_that_are_cut_at_their_beginning_are_refused(side, tmp_path):
     """By the settings, or by a `tokenizer.json` whose settings say nothing, as in transformers."""
     cut = {"max_length": 8, "stride": 0, "strategy": "LongestFirst", "direction": "Left"}
-    folder = changed(tmp_path, truncation=cut if side == "Left" else None)
+    folder = edited(
+        tmp_path, family.word_piece(), "bert", truncation=cut if side == "Left" else None
+    )
     change_settings(folder, truncation_side=side if side == "left" else "left out")
     with pytest.raises(TokenizerError, match="cuts long texts at their beginning"):
         Tokenizer.load(folder)
@@ -308,7 +305,7 @@ ROBERTA = {
 def test_a_file_that_is_not_of_its_class_is_refused(parts, tmp_path):
     """As it is for the generic class, which the message names."""
     with pytest.raises(TokenizerError, match="BertTokenizer, the tokenizer class") as caught:
-        Tokenizer.load(changed(tmp_path, **parts))
+        Tokenizer.load(edited(tmp_path, family.word_piece(), "bert", **parts))
     assert caught.value.where == tmp_path / "tokenizer.json"
     assert "PreTrainedTokenizerFast" in str(caught.value.fix)
     change_settings(tmp_path, tokenizer_class="PreTrainedTokenizerFast")
@@ -375,7 +372,7 @@ PRECOMPILED = {"type": "Precompiled", "precompiled_charsmap": BROKEN_MAP}
 @pytest.mark.parametrize("parts", [{"post_processor": LOST}, {"normalizer": PRECOMPILED}])
 @pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
 def test_a_panic_of_the_library_is_an_error_of_the_file(parts, name, tmp_path):
-    folder = changed(tmp_path, **parts)
+    folder = edited(tmp_path, family.word_piece(), "bert", **parts)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     with pytest.raises(TokenizerError) as caught:
         Tokenizer.load(folder)
