@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score, ndcg_score
 
 import bothways
 from bothways.core.errors import DataError, FolderError
@@ -17,10 +18,11 @@ from bothways.hub.model_folder import save_model
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.metrics import average_precision, ndcg, reciprocal_rank
 from bothways.tasks.reranking.task import RankColumns, Ranker, RankExample, RerankingTask
+from bothways.text.tokenizer import Tokenizer
 from commands import run_line
 from parity import batch_of
 from toy_folder import BAD, FILLERS, GOOD, make_folder, save_classifier
-from toy_task import WORDS, bind_small, make_task, make_tokenizer
+from toy_task import WORDS, bind_small, make_task
 from toy_tasks import make_rankings
 
 METRICS = ("ndcg@10", "mrr@10", "map")
@@ -44,8 +46,6 @@ def measured(scores: Any, labels: Any) -> tuple[float, float, float]:
 
 
 def test_metrics_are_those_of_the_formulas_and_of_sklearn():
-    from sklearn.metrics import average_precision_score, ndcg_score
-
     draw = np.random.default_rng(1)
     for _ in range(30):
         count = int(draw.integers(2, 30))
@@ -76,13 +76,13 @@ def test_ties_count_as_the_mean_of_all_orders():
     assert measured(range(12), [1, *[0] * 11]) == (0.0, 0.0, pytest.approx(1 / 12))
 
 
-def make_ranker(folder: Path, dropout: float = 0.0, **settings: Any) -> Ranker:
+def make_ranker(tokenizer: Tokenizer, dropout: float = 0.0, **settings: Any) -> Ranker:
     task = RerankingTask(**settings)
-    return bind_small(task, make_tokenizer(folder), ("relevance",), seed=6, dropout=dropout)
+    return bind_small(task, tokenizer, ("relevance",), seed=6, dropout=dropout).eval()
 
 
-def test_metrics_are_means_over_queries(tmp_path):
-    task, examples = make_ranker(tmp_path, 0.1).eval(), make_rankings(12, 3)
+def test_metrics_are_means_over_queries(tokenizer):
+    task, examples = make_ranker(tokenizer, 0.1), make_rankings(12, 3)
     rankings = [measured(made.logits, e.labels) for e, made in predict(task, examples)]
     expected = np.mean(rankings, axis=0)
     metrics = evaluate_task(task, examples)
@@ -98,8 +98,8 @@ def test_metrics_are_means_over_queries(tmp_path):
     assert {*task.task.directions(())} == {*metrics}
 
 
-def test_the_best_window_of_a_document_counts(tmp_path):
-    task = make_ranker(tmp_path, long_texts="windows").eval()
+def test_the_best_window_of_a_document_counts(tokenizer):
+    task = make_ranker(tokenizer, long_texts="windows")
     long = " ".join(WORDS * 3)
     example = RankExample("ape bee", (long, "cat"), (1.0, 0.0))
     (encoded,) = task.encode([example])
@@ -113,12 +113,12 @@ def test_the_best_window_of_a_document_counts(tmp_path):
     assert prediction.ranking[0].score == max(prediction.scores)
 
 
-def ranked(folder: Path, **settings: Any) -> bothways.Predictor:
-    return bothways.Predictor(make_ranker(folder, **settings).eval())
+def ranked(tokenizer: Tokenizer, **settings: Any) -> bothways.Predictor:
+    return bothways.Predictor(make_ranker(tokenizer, **settings))
 
 
-def test_inputs_of_python(tmp_path):
-    rank = ranked(tmp_path)
+def test_inputs_of_python(tokenizer):
+    rank = ranked(tokenizer)
     documents = ["bee cat", "dog", "elk fox gnu"]
     prediction = rank(("ape", documents))
     assert prediction == rank({"query": "ape", "documents": documents})
@@ -132,9 +132,9 @@ def test_inputs_of_python(tmp_path):
     assert best["document"] == documents[order[0]]
     probability = 1 / (1 + np.exp(-np.array(prediction.logits)))
     assert prediction.scores == pytest.approx(probability)
-    logits = ranked(tmp_path, activation="identity")(("ape", documents))
+    logits = ranked(tokenizer, activation="identity")(("ape", documents))
     assert logits.scores == logits.logits == prediction.logits
-    named = ranked(tmp_path, prompts={"q": "hen "}, prompt_name="q")(("ape", documents))
+    named = ranked(tokenizer, prompts={"q": "hen "}, prompt_name="q")(("ape", documents))
     assert named.logits == rank(("hen ape", documents)).logits
     for wrong, message in (
         ("ape", "needs a query with documents"),
@@ -215,7 +215,7 @@ def test_rows_that_are_no_rankings(row, message):
         RerankingTask().example(row, where="row 3")
 
 
-def test_a_constant_answer_is_a_random_order(tmp_path):
+def test_a_constant_answer_is_a_random_order(tokenizer):
     examples = make_rankings(30, 1)
     baseline = dict(RerankingTask().baseline(examples))
     truth = np.array([label for e in examples for label in e.labels or ()])
@@ -226,7 +226,7 @@ def test_a_constant_answer_is_a_random_order(tmp_path):
     assert [baseline[name] for name in METRICS] == pytest.approx(expected)
     graded = [RankExample("q", ("a", "b"), (3.0, 0.0))]  # as dev data may be
     assert RerankingTask().baseline(graded).keys() == {*METRICS}
-    rank = ranked(tmp_path)
+    rank = ranked(tokenizer)
     assert len(rank(("ape", ["bee cat", "dog elk"])).signature) == 2
 
 

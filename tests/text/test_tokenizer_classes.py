@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 from bothways.core.errors import ResourceError, TokenizerError
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_classes import CONFIG, JAPANESE
 from kernel_cases import examples
 from spread import in_turn
 from toy_text import assert_same_tokens, bert_tokens, odd_texts, roberta_backend, save_and_open
@@ -232,7 +234,7 @@ def test_japanese_offsets_are_places_in_the_text(tmp_path):
     assert parts[-4:] == ["東京", "大学", "で", "[MASK]"]
 
 
-@pytest.mark.parametrize("config", [
+OTHER_DIVISIONS: list[dict[str, Any]] = [
     {"word_tokenizer_type": "basic"},
     {"word_tokenizer_type": "sudachi"},
     {"word_tokenizer_type": "jumanpp"},
@@ -244,11 +246,7 @@ def test_japanese_offsets_are_places_in_the_text(tmp_path):
     {"mecab_kwargs": {"dictionary": "unidic"}},
     {"mecab_kwargs": ["unidic"]},
     {"mecab_kwargs": {"normalize_text": False}, "subword_tokenizer_type": "character"},
-])  # fmt: skip
-def test_other_divisions_of_japanese_are_refused(config, tmp_path):
-    with pytest.raises(TokenizerError, match=r"BertJapaneseTokenizer|mecab_kwargs") as caught:
-        Tokenizer.load(japanese(tmp_path, **config))
-    assert caught.value.where == tmp_path / "tokenizer_config.json"
+]
 
 
 def test_japanese_words_need_their_extra(tmp_path, monkeypatch):
@@ -259,13 +257,6 @@ def test_japanese_words_need_their_extra(tmp_path, monkeypatch):
 
 
 FOREIGN = {"word_tokenizer_type": "mecab", "never_split": ["x"], "do_basic_tokenize": False}
-
-
-@pytest.mark.parametrize("key", FOREIGN)
-def test_settings_of_another_class_are_refused(key, tmp_path):
-    with pytest.raises(TokenizerError, match=f"'{key}' is .* BertTokenizer") as caught:
-        Tokenizer.load(words(tmp_path, "BertTokenizer", "bert", **{key: FOREIGN[key]}))
-    assert caught.value.where == tmp_path / "tokenizer_config.json"
 
 
 @pytest.mark.parametrize("side", ["left", "Left"])
@@ -324,24 +315,6 @@ def test_pieces_of_camembert_are_shifted(tmp_path):
     assert_equal(tokenizer, camembert(), TEXTS[:800])
 
 
-@pytest.mark.parametrize(("files", "says"), [
-    ({"vocab__txt": "a\n", "spiece__model": family.message(family.ALBERT)}, "several vocabularies"),
-    ({"vocab__txt": vocabulary(bert_tokens()), "bpe__codes": "a b 3"}, "bpe.codes"),
-    ({"tokenizer__model": b"x"}, "tokenizer.model"),
-])  # fmt: skip
-def test_files_of_other_algorithms_are_refused(files, says, tmp_path):
-    with pytest.raises(TokenizerError, match=says) as caught:
-        Tokenizer.load(write(tmp_path, {}, "", **files))
-    assert caught.value.where == tmp_path
-
-
-@pytest.mark.parametrize("kind", ["roberta", ""])
-def test_ends_of_words_without_their_class_are_refused(kind, tmp_path):
-    with pytest.raises(TokenizerError, match="ends of words by </w>") as caught:
-        Tokenizer.load(word_ends(tmp_path, None, kind))
-    assert caught.value.where == tmp_path / "merges.txt"
-
-
 def test_the_class_decides_between_several_vocabularies(tmp_path):
     folder = write(
         tmp_path, {"tokenizer_class": "AlbertTokenizer"}, "albert",
@@ -379,13 +352,6 @@ def test_a_panic_of_the_library_is_an_error_of_the_file(parts, name, tmp_path):
     assert caught.value.where == folder / "tokenizer.json"
 
 
-def test_random_merges_are_refused(tmp_path):
-    roberta_backend(dropout=0.5).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(TokenizerError, match=r"at random \(0\.5\)") as caught:
-        Tokenizer.load(tmp_path)
-    assert caught.value.where == tmp_path / "tokenizer.json"
-
-
 def edited(folder: Path, made: Any, kind: str, **parts: Any) -> Path:
     """A folder of transformers whose `tokenizer.json` has other parts, "model" with other settings."""
     spec = json.loads((saved(folder, made, kind) / "tokenizer.json").read_text())
@@ -398,16 +364,38 @@ CUT = json.loads(family.xlm()._tokenizer.pre_tokenizer.__getstate__())
 DIGITS = [{"type": "Digits", "individual_digits": True}, CUT]
 
 
-@pytest.mark.parametrize(("made", "kind", "parts"), [
+OTHER_PARTS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (family.roberta, "roberta", {"model": {"ignore_merges": True}}),
     (family.roberta, "roberta", {"model": {"end_of_word_suffix": "</w>"}}),
     (family.xlm, "xlm-roberta", {"normalizer": {"type": "Lowercase"}}),
     (family.xlm, "xlm-roberta", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DIGITS}}),
     (family.xlm, "xlm-roberta", {"model": {"unk_id": 0}}),
-])  # fmt: skip
-def test_merges_and_pieces_that_are_not_of_their_class_are_refused(made, kind, parts, tmp_path):
-    with pytest.raises(TokenizerError, match="RobertaTokenizer, the tokenizer class"):
-        Tokenizer.load(edited(tmp_path, made(), kind, **parts))
+]
+REFUSED_FOLDERS: list[tuple[Callable[[Path], object], str, str]] = [
+    *(
+        (partial(words, name="BertTokenizer", kind="bert", **{key: value}), f"'{key}' is .* BertTokenizer", CONFIG)
+        for key, value in FOREIGN.items()
+    ),
+    *((partial(japanese, **config), f"{JAPANESE}|mecab_kwargs", CONFIG) for config in OTHER_DIVISIONS),
+    *(
+        (lambda f, case=case: edited(f, case[0](), case[1], **case[2]), "RobertaTokenizer, the tokenizer class", "tokenizer.json")
+        for case in OTHER_PARTS
+    ),
+    (partial(write, config={}, vocab__txt="a\n", spiece__model=family.message(family.ALBERT)), "several vocabularies", ""),
+    (partial(write, config={}, vocab__txt=vocabulary(bert_tokens()), bpe__codes="a b 3"), "bpe.codes", ""),
+    (partial(write, config={}, tokenizer__model=b"x"), "tokenizer.model", ""),
+    *((partial(word_ends, name=None, kind=kind), "ends of words by </w>", "merges.txt") for kind in ("roberta", "")),
+    (lambda f: roberta_backend(dropout=0.5).save(str(f / "tokenizer.json")), r"at random \(0\.5\)", "tokenizer.json"),
+]  # fmt: skip
+"""What writes a folder, the message, and the file that it names."""
+
+
+@pytest.mark.parametrize(("write_folder", "says", "file"), REFUSED_FOLDERS)
+def test_what_is_not_of_its_class_is_refused(write_folder, says, file, tmp_path):
+    write_folder(tmp_path)
+    with pytest.raises(TokenizerError, match=says) as caught:
+        Tokenizer.load(tmp_path)
+    assert caught.value.where == tmp_path / file
 
 
 def test_blanks_divide_as_the_class_has_it(tmp_path):
