@@ -248,9 +248,9 @@ def test_a_header_is_no_example_where_columns_go_by_number(header, columns, reme
 
 @pytest.mark.parametrize(("task", "name", "text"), [
     (ClassificationTask(), "a.jsonl", '{"body": 3}\n' * 9),
-    (RerankingTask(), "a.csv", "query,document,label\nq,a,x\n" + "q,a,1\n" * 30_000),
+    (RerankingTask(), "a.csv", "query,document,label\nq,a,x\n" + "q,a,1\n" * 3_000),
     (TaggingTask(), "a.jsonl", '{"body": 3}\n' * 9),
-    (TaggingTask(), "a.conll", "a O\nb O\n\n" * 30_000 + "a O\nb\n\n" + "a O\n" * 30_000),
+    (TaggingTask(), "a.conll", "a O\nb O\n\n" * 3_000 + "a O\nb\n\n" + "a O\n" * 3_000),
     (TaggingTask(context="document"), "a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": 3}\n' * 9),
 ])  # fmt: skip
 def test_a_file_that_is_refused_is_closed(task, name, text, tmp_path):
