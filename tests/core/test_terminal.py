@@ -42,7 +42,6 @@ def test_control_characters_of_labels_do_not_reach_tables(capsys):
     section = TableSection("a \x1b]0;b\x07", ["\x1b[2Jc"], [["d\x9b2J"]], note="\x1b[1me")
     output_console().print(render_report(section))
     printed = capsys.readouterr().out
-    assert printed.isascii() or not {"\x1b", "\x07", "\x9b"} & {*printed}
     assert r"\x1b[2Jc" in printed
     assert not {"\x1b", "\x07", "\x9b"} & {*printed}
 

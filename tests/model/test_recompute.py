@@ -11,9 +11,8 @@ from torch import Tensor
 from bothways.core.batch import Batch, Layout
 from bothways.core.runtime.tuning import TUNING
 from bothways.model import block
-from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import AttentionCall, choose
-from bothways.model.config import Dropouts, EncoderConfig, Gated
+from bothways.model.config import EncoderConfig, Gated
 from bothways.model.heads import token_head
 from bothways.model.model import Encoder, Model
 from bothways.training import step_cost as operations
@@ -159,13 +158,3 @@ def test_an_encoder_of_any_family(config):
     assert x.device == META
     x.sum().backward()
     assert model.encoder.embedding.token.weight.grad is not None
-
-
-@pytest.mark.parametrize("name", ["no dropout", "window", "modernbert-large"])
-def test_an_encoder_that_reads_packed_sequences(name, monkeypatch):
-    pytest.importorskip("torch.nn.attention.varlen")  # of newer releases of torch
-    monkeypatch.setattr(kernels, "choose", lambda _: "packed")
-    config = replace(SHAPES[name], dropout=Dropouts(0.0, 0.0))
-    encoder = Model(config, ()).encoder.to(META, torch.bfloat16)
-    encoder(batch_for(config).to(META)).last.sum().backward()
-    assert encoder.embedding.token.weight.grad is not None

@@ -258,9 +258,6 @@ def test_a_student_starts_from_layers_and_loses_no_segment():
             strict=True,
         )
         assert all(torch.equal(*pair) for pair in pairs)
-    with pytest.raises(ConfigError, match="not 1, 5") as raised:
-        with_layers(teacher, shape(segments=0), (1, 5))
-    assert raised.value.fix == 'Set start_layers="1,4".'
     whole = with_layers(teacher, teacher.config, range(1, 5)).eval()
     assert torch.equal(whole.encoder(batch).last, teacher.encoder(batch).last)
     for layers, changes, match, fix in (
@@ -402,8 +399,7 @@ def test_mistakes_are_one_message(teacher, corpus, tmp_path):
     lines[5], lines[6] = lines[6], lines[5]
     (other / "vocab.txt").write_text("\n".join(lines) + "\n", "utf8")
     (other / "tokenizer.json").unlink()
-    make_tokenizer_again = bothways.Tokenizer.load(other / "vocab.txt")
-    make_tokenizer_again.save(other)
+    bothways.Tokenizer.load(other / "vocab.txt").save(other)
     match = r"2 tokens differ, such as 'fine' \(5, not 6\), 'good' \(6, not 5\)"
     with pytest.raises(BothwaysError, match=match):
         pretrain(settings_of(other, corpus, "minilm"), corpus)

@@ -84,7 +84,7 @@ def test_losses_and_gradients_are_those_of_the_formula(training):
 
 def test_kinds_are_drawn_by_the_key_and_masks_are_those_of_masked_lm():
     both, masked = GPTBERT(causal=0.3), MaskedLM()
-    drawn = draw_sequences(both, (12,) * 2000)
+    drawn = draw_sequences(both, (12,) * 600)
     causal = np.array([s.causal for s in drawn])
     assert abs(causal.mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / len(causal))
     for mine, theirs in zip(drawn, draw_sequences(masked, (12,) * 200), strict=False):
