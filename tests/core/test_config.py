@@ -68,6 +68,7 @@ def test_tables_in_lists_in_tables_are_written():
     tree = {
         "a b": {"rows": [{"x": 1, "sub": {"y": []}}, {"x": 2}], "z": -math.inf},
         "plain": '\x7f\n"é😀',
+        "mixed": ["full", {"radius": 64, "kind": "window"}],
     }
     assert tomllib.loads(write_toml(tree)) == tree
 

@@ -127,8 +127,8 @@ def test_refusals_of_the_system_alone_are_translated(tmp_path):
     message = r"cannot be written: No space left\n  Make room\."
     with pytest.raises(ResourceError, match=message), os_errors(tmp_path, "Make room."):
         raise OSError(28, "No space left")
-    with pytest.raises(ValueError, match="a bug"), os_errors(tmp_path, "Make room."):
-        raise ValueError("a bug")
+    with pytest.raises(RuntimeError, match="a bug"), os_errors(tmp_path, "Make room."):
+        raise RuntimeError("a bug")
 
 
 def test_a_url_is_no_folder_to_write(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """What tests of compiled kernels share: what they need of the processor, and random inputs."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -29,6 +31,17 @@ PRECISIONS = [
 def examples(count: int) -> int:
     """Return a number of examples for hypothesis: fewer under sanitizers, where each takes longer."""
     return -(-count // int(os.environ.get("BOTHWAYS_EXAMPLES_DIVISOR", "2")))
+
+
+@contextlib.contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Compute on another number of threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 SAME_PROCESSOR = [HealthCheck.function_scoped_fixture]

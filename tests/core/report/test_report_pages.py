@@ -181,7 +181,7 @@ def test_threads_draw_the_same_and_leave_the_style_of_the_program():
     before, charts = dict(mpl.rcParams), [CURVES, CONFUSION]
     expected = [draw(chart) for chart in charts]
     with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(draw, charts * 6)] == expected * 6
+        assert [*pool.map(draw, charts * 3)] == expected * 3
     assert dict(mpl.rcParams) == before
 
 

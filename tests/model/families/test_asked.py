@@ -8,15 +8,13 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from batch_operations import batch_flops
-from bothways.core.batch import Batch, Layout, TokenTargets
+from bothways.core.batch import Batch, Layout
 from bothways.model.attention.patterns import Causal, Full, Window
-from bothways.model.config import Dropouts, EncoderConfig, Sharing
+from bothways.model.config import EncoderConfig, Sharing
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.families.deberta import DEBERTA_V2
-from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled
-from bothways.objectives.masked_lm import MaskedLMModule
 from bothways.training.step_cost import forward_flops
 from drawn_settings import draw_settings
 from family_peers import outputs
@@ -36,8 +34,6 @@ CONFIGS = {
 RELATIVE = draw_settings("deberta-v2", 0) | {
     "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
 }  # fmt: skip
-DECODED = DEBERTA_V2.config_rules.read(RELATIVE | {"enhanced_mask_decoder": True}, "settings")
-"""With an enhanced mask decoder."""
 
 
 def moved(model: Model) -> Model:
@@ -118,55 +114,6 @@ def test_the_last_block_alone_is_cut_short(config):
     model, batch, asked = moved(Model(config, ())), batch_for(config, LENGTHS), torch.tensor([2, 9])
     some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
     torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
-
-
-def test_a_mask_decoder_decodes_what_is_asked_for():
-    model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
-    batch = batch_for(DECODED, LENGTHS)
-    with torch.no_grad():
-        every = model.masked_vectors(batch, model.encoder(batch))
-        some = model.masked_vectors(batch, model.encoder(batch, only=asked), asked)
-    assert not torch.equal(every, model.encoder(batch).last)
-    torch.testing.assert_close(some, every[asked], rtol=1e-10, atol=1e-12)
-
-
-def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries():
-    """With nothing from attention and the feed-forward layer that path is all that is left."""
-    model, batch = moved(Model(DECODED, (MaskedHead(),))).eval(), batch_for(DECODED, LENGTHS)
-    block = model.encoder.layer(DECODED.depth - 1)[-1]
-    before, queries = torch.randn(2, sum(LENGTHS), DECODED.width, dtype=torch.float64)
-    with torch.no_grad():
-        for layer in (block.attention.out, block.mlp.down):
-            for parameter in layer.parameters():
-                parameter.zero_()
-        expected = queries
-        for _ in range(2):
-            expected = block.mlp_norm(block.attention_norm(expected))
-        torch.testing.assert_close(
-            model.encoder.decode(batch, before, queries), expected, rtol=1e-10, atol=1e-12
-        )
-
-
-def test_masks_are_learned_through_the_mask_decoder():
-    """The loss is that of the decoder's vectors, not of the encoder's."""
-    model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
-    batch = batch_for(DECODED, LENGTHS)
-    truth = batch.ids[asked]
-    with torch.no_grad():
-        masked = replace(batch, targets={"masked": TokenTargets(asked, truth)})
-        loss = MaskedLMModule(model)(masked)["masked"].total / 3
-        x = model.masked_vectors(batch, model.encoder(batch))[asked]
-        logits = model.heads["masked"](x, model.encoder.embedding.token.weight)
-        expected = torch.nn.functional.cross_entropy(logits, truth)
-    assert float(loss) == pytest.approx(float(expected), rel=1e-9)
-
-
-def test_dropout_is_drawn_for_each_that_is_asked_for():
-    """Both halves of the tail drop: with all but one residual path dropped, few vectors are equal twice."""
-    config = replace(CONFIGS["bert-1"], dropout=Dropouts(hidden=0.5, attention=0.5))
-    model, batch, asked = moved(Model(config, ())), batch_for(config, LENGTHS), torch.tensor([0, 7])
-    first, second = (model.encoder(batch, only=asked).last for _ in range(2))
-    assert not torch.equal(first, second)
 
 
 LENGTH, COPIES = 12, 3

@@ -14,7 +14,6 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from bothways.core.batch import Batch, Layout
 from bothways.core.config.reader import load
-from bothways.core.config.values import write_toml
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import LoadedModel, load_model, save_model
 from bothways.hub.weight_files import plan_loading
@@ -195,13 +194,6 @@ def test_settings_without_a_counterpart_are_refused(model_type, settings, messag
 
 def test_a_single_pattern_is_given_by_its_name():
     assert load(EncoderConfig, base=gpt.base(), overrides=["patterns=full"]).patterns == (Full(),)
-
-
-def test_tables_among_texts_are_written_in_line():
-    assert (
-        write_toml({"a": ["full", {"radius": 64, "kind": "window"}]})
-        == 'a = ["full", {radius = 64, kind = "window"}]\n'
-    )
 
 
 def test_masks_in_old_files_are_no_weights():

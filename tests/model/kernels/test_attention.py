@@ -21,6 +21,7 @@ from kernel_cases import (
     SHAPES,
     draw_qkv,
     examples,
+    on_threads,
 )
 
 LEARNED = [torch.float32, pytest.param(torch.bfloat16, marks=NEEDS_AMX)]
@@ -106,14 +107,11 @@ def test_a_number_that_is_not_finite_does_not_pass_unseen(which, value, dtype):
 def test_a_sequence_is_what_it_is_alone_on_any_number_of_threads(dtype):
     lengths = [1, 33, 64, 7, 100]
     qkv = draw_qkv(lengths, 2, 32, 0).to(dtype)
-    whole, threads = packed_attention(qkv, Layout.of(lengths)), torch.get_num_threads()
+    whole = packed_attention(qkv, Layout.of(lengths))
     alone = [packed_attention(part, Layout.of([len(part)])) for part in qkv.split(lengths)]
     assert torch.equal(torch.cat(alone), whole)
-    try:
-        torch.set_num_threads(3)
+    with on_threads(3):
         assert torch.equal(packed_attention(qkv, Layout.of(lengths)), whole)
-    finally:
-        torch.set_num_threads(threads)
     assert packed_attention(qkv[:0], Layout.of([])).shape == (0, 2, 32)
     apart = qkv.transpose(0, 1).contiguous().transpose(0, 1)
     assert torch.equal(packed_attention(apart, Layout.of(lengths)), whole)
@@ -204,7 +202,7 @@ def test_dropout_is_drawn_anew_for_every_row_head_and_key(rate):
 @NEEDS_AVX512
 @pytest.mark.parametrize("dtype", LEARNED)
 def test_learning_is_the_same_on_any_number_of_threads_and_once_differentiable(dtype):
-    lengths, threads = [1, 33, 64, 7], torch.get_num_threads()
+    lengths = [1, 33, 64, 7]
     qkv = draw_qkv(lengths, 3, 32, 0).to(dtype)
 
     def step() -> tuple[Tensor, Tensor]:
@@ -214,11 +212,8 @@ def test_learning_is_the_same_on_any_number_of_threads_and_once_differentiable(d
         return found, torch.autograd.grad(found.square().sum(), x)[0]
 
     one = step()
-    try:
-        torch.set_num_threads(3)
+    with on_threads(3):
         assert all(torch.equal(x, y) for x, y in zip(step(), one, strict=True))
-    finally:
-        torch.set_num_threads(threads)
     x = qkv.clone().requires_grad_()
     squares = packed_attention(x, Layout.of(lengths), 0.0).square().sum()
     (gradient,) = torch.autograd.grad(squares, x, create_graph=True)

@@ -244,7 +244,7 @@ def test_a_rate_of_nearly_1_keeps_next_to_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("rate", [0.1, 0.7])
-def test_dropout(dtype, rate, monkeypatch):
+def test_a_gradient_has_the_mask_of_its_dropout_kept_or_drawn_again(dtype, rate, monkeypatch):
     results = []
     for kept in (2**20, 0):
         monkeypatch.setattr(module, "TUNING", replace(TUNING, dropout_mask_elements=kept))
@@ -252,9 +252,10 @@ def test_dropout(dtype, rate, monkeypatch):
         x = torch.randn(50, 30, dtype=dtype, requires_grad=True)
         y = dropout(x, rate)
         weights = torch.randn(50, 30, dtype=dtype)
-        results.append((y.detach(), *torch.autograd.grad((y * weights).sum(), x)))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
+        (gradient,) = torch.autograd.grad((y * weights).sum(), x)
+        torch.testing.assert_close(gradient * x.detach(), y.detach() * weights)
+        results.append((y.detach(), gradient))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
     assert 0 < int((results[0][0] == 0).sum()) < 1500
 
 

@@ -22,7 +22,15 @@ from bothways.model.kernels.linear import CompiledLinear, PanelLinear
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.text_task import TextExample
-from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, PRECISIONS, SAME_PROCESSOR, examples
+from kernel_cases import (
+    NEEDS_AVX512,
+    NEEDS_BF16,
+    NEEDS_VNNI,
+    PRECISIONS,
+    SAME_PROCESSOR,
+    examples,
+    on_threads,
+)
 
 
 def dense(linear: nn.Linear, precision: str, dtype: torch.dtype = torch.float32) -> CompiledLinear:
@@ -143,12 +151,10 @@ def test_layers_are_their_parts_one_after_the_other(lengths, precision):
         rests.append(CompiledBlockTail([dense(linear, precision) for linear in linears], norms))
     layers, start = CompiledLayers(qkv, rests, heads, dtype), torch.randn(layout.tokens, width)
     x = kept = start.clone()
-    threads = torch.get_num_threads()
     for depth in range(4):
         for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            assert torch.equal(layers(start, layout, depth), x)
-        torch.set_num_threads(threads)
+            with on_threads(count):
+                assert torch.equal(layers(start, layout, depth), x)
         if depth < 3:
             projected = qkv[depth](x).view(-1, 3, heads, width // heads)
             x = rests[depth](x, packed_attention(projected, layout).flatten(1))
@@ -185,7 +191,7 @@ def test_gelu_is_exact_to_the_last_places():
 def test_a_row_is_what_it_is_alone_on_any_number_of_threads(precision):
     torch.manual_seed(0)
     linears, norms = block(70, 130, True)
-    layers, threads = [dense(linear, precision) for linear in linears], torch.get_num_threads()
+    layers = [dense(linear, precision) for linear in linears]
     start, heads = torch.randn(2, 300, 70)
     joined = CompiledBlockTail(layers, norms)
     whole, product = joined(start, heads), layers[1](start)
@@ -194,12 +200,9 @@ def test_a_row_is_what_it_is_alone_on_any_number_of_threads(precision):
     rows = [joined(*parts) for parts in zip(start.split(few), heads.split(few), strict=True)]
     assert torch.equal(torch.cat(rows), whole)
     assert torch.equal(torch.cat([layers[1](part) for part in start.split(few)]), product)
-    try:
-        torch.set_num_threads(3)
+    with on_threads(3):
         assert torch.equal(joined(start, heads), whole)
         assert torch.equal(layers[1](start), product)
-    finally:
-        torch.set_num_threads(threads)
     apart = [x.T.contiguous().T for x in (start, heads)]
     assert torch.equal(joined(*apart), whole)
     assert torch.equal(layers[1](apart[0]), product)
