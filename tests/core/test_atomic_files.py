@@ -184,6 +184,8 @@ def test_an_error_names_the_folder_that_will_be_not_the_hidden_one(tmp_path):
         ):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         assert caught.value.where == tmp_path / "model" / inner
+    with pytest.raises(ResourceError, match="of no file"), replace_folder(tmp_path / "model"):
+        raise ResourceError("of no file")
     assert not [*tmp_path.iterdir()]
 
 

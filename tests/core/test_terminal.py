@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bothways.core import files
 from bothways.core.errors import DataError, ResourceError, optional, require
 from bothways.core.files import read_json, read_object
 from bothways.core.progress import error_console
@@ -99,9 +100,13 @@ def test_flaws_of_json_are_errors_of_the_class_that_is_asked_for(tmp_path, conte
         read_object(tmp_path / "a.json", ResourceError)
 
 
-def test_json_that_cannot_be_read(tmp_path):
+def test_json_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match="cannot be read"):
         read_json(tmp_path / "none.json")
+    monkeypatch.setattr(files, "LARGEST", 9)
+    (tmp_path / "large.json").write_text("[12345678]")
+    with pytest.raises(DataError, match="has 10 bytes, more than 9"):
+        read_json(tmp_path / "large.json")
 
 
 def test_long_words_of_a_message_are_cut():

@@ -1,5 +1,7 @@
 """Attention from the words of the papers, sequence by sequence in double precision, for tests to compare with."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -73,3 +75,17 @@ def sparse_formula(
             outputs = torch.where(chosen[:, None, None], everything, outputs)
         parts.append(outputs)
     return torch.cat(parts)
+
+
+def assert_same_with_gradients(
+    found: Tensor, wanted: Tensor, mine: Sequence[Tensor], reference: Sequence[Tensor], near: float
+) -> None:
+    """Outputs, and the gradients of a random sum of them for inputs and their copies in double precision."""
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=near)
+    above = torch.randn(wanted.shape, dtype=wanted.dtype)
+    slopes = (
+        torch.autograd.grad((x * above).sum(), inputs, allow_unused=True, materialize_grads=True)
+        for x, inputs in ((found, mine), (wanted, reference))
+    )
+    for slope, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(slope.double(), other, rtol=1e-5, atol=4 * near)

@@ -10,9 +10,9 @@ from bothways.core.runtime import process
 
 @pytest.fixture
 def groups(tmp_path, monkeypatch) -> Path:
-    """The control groups of version 2, with this process in /job/step."""
-    (tmp_path / "own").write_text("0::/job/step\n")
-    (tmp_path / "fs" / "job" / "step").mkdir(parents=True)
+    """The control groups of version 2, with this process in /job:1/step."""
+    (tmp_path / "own").write_text("0::/job:1/step\n")
+    (tmp_path / "fs" / "job:1" / "step").mkdir(parents=True)
     monkeypatch.setattr(process, "GROUPS", tmp_path / "fs")
     monkeypatch.setattr(process, "OWN_GROUP", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
@@ -21,11 +21,11 @@ def groups(tmp_path, monkeypatch) -> Path:
 
 def test_cores_are_those_of_the_affinity_and_of_the_tightest_quota(groups):
     assert process.usable_cores() == 8
-    (groups / "job" / "cpu.max").write_text("max 100000\n")
+    (groups / "job:1" / "cpu.max").write_text("max 100000\n")
     assert process.usable_cores() == 8
-    (groups / "job" / "cpu.max").write_text("250000 100000\n")
+    (groups / "job:1" / "cpu.max").write_text("250000 100000\n")
     assert process.usable_cores() == 3
-    (groups / "job" / "step" / "cpu.max").write_text("50000 100000\n")
+    (groups / "job:1" / "step" / "cpu.max").write_text("50000 100000\n")
     assert process.usable_cores() == 1
 
 
@@ -60,7 +60,7 @@ def test_threads_follow_a_quota_and_a_setting_of_the_user_stays(groups, monkeypa
 
 def test_memory_is_what_the_groups_leave_with_the_cache(groups):
     assert not [*process.group_memory()]
-    step = groups / "job" / "step"
+    step = groups / "job:1" / "step"
     (step / "memory.max").write_text("max\n")
     (step / "memory.current").write_text("1000\n")
     assert not [*process.group_memory()]

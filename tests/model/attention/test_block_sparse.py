@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
-from attention_formulas import HEADS, SIZE, sparse_formula
+from attention_formulas import HEADS, SIZE, assert_same_with_gradients, sparse_formula
 from bothways.core.batch import Layout
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention import block_sparse, dispatch as kernels
@@ -48,7 +48,6 @@ def test_output_and_gradients_equal_the_sparse_formula(
     drawn = isinstance(pattern, Blocks) and layer is not None
     draw = RandomBlocks(layer, HEADS, 64) if drawn else None
     both = [torch.randn(tokens, 3, HEADS, SIZE, dtype=torch.float64) * 2 for _ in range(2)]
-    weights = torch.randn(tokens, HEADS, SIZE, dtype=torch.float64)
     mine = [x.float().requires_grad_() for x in both]
     reference = [x.clone().requires_grad_() for x in both]
     with pytest.MonkeyPatch.context() as patch:
@@ -58,14 +57,7 @@ def test_output_and_gradients_equal_the_sparse_formula(
         view = AttentionView(Layout.of(lengths), pattern, global_attention_mask=named, random=draw)
         found = attend(mine[0], view, 0.0, mine[1])
     wanted = sparse_formula(*reference, lengths, pattern, named, draw)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=5e-6)
-    (found * weights).sum().backward()
-    (wanted * weights).sum().backward()
-    for own, other in zip(mine, reference, strict=True):
-        gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in (own, other)]
-        torch.testing.assert_close(
-            gradients[0].double(), gradients[1].double(), rtol=1e-5, atol=2e-5
-        )
+    assert_same_with_gradients(found, wanted, mine, reference, near=5e-6)
 
 
 def test_dropout_acts_on_what_blocks_read_in_windows():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from attention_formulas import HEADS, SIZE, formula
+from attention_formulas import HEADS, SIZE, assert_same_with_gradients, formula
 from bothways.core.batch import EQUAL, LOOSE, Layout, RectanglePolicy
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import AttentionCall, attend, choose, padded_kernel
@@ -27,16 +27,12 @@ from bothways.model.kernels.library import Feature
 def test_output_and_gradient_equal_the_formula(kernel, lengths, seed, cut, pattern):
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64) * 2
-    weights = torch.randn(sum(lengths), HEADS, SIZE, dtype=torch.float64)
     mine, reference = qkv.float().requires_grad_(), qkv.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "padded_kernel", lambda _: kernel)
         found = attend(mine, AttentionView(Layout.of(lengths, cut), pattern))
     wanted = formula(reference, lengths, pattern)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
-    (found * weights).sum().backward()
-    (wanted * weights).sum().backward()
-    torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
+    assert_same_with_gradients(found, wanted, [mine], [reference], near=2.5e-6)
 
 
 def test_half_precision_attends_within_its_rounding():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_formulas import formula
+from attention_formulas import assert_same_with_gradients, formula
 from bothways.core.batch import LOOSE, Layout, RectanglePolicy
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.dispatch import attend, attend_gathered
@@ -52,7 +52,6 @@ def test_output_and_gradient_with_dropout_are_the_formula_s(
     monkeypatch.setattr(dropouts, "TUNING", replace(TUNING, dropout_mask_elements=kept))
     torch.manual_seed(3)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE)
-    weights = torch.randn(sum(lengths), HEADS, SIZE)
     mine, reference = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
     view = AttentionView(Layout.of(lengths, cut), pattern)
     assert len(view.parts) == parts
@@ -60,10 +59,7 @@ def test_output_and_gradient_with_dropout_are_the_formula_s(
     found = attend_gathered(mine, view.parts, RATE)
     torch.manual_seed(5)
     wanted = dropped(reference, view)
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-6)
-    (found * weights).sum().backward()
-    (wanted * weights).sum().backward()
-    torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-5, atol=5e-6)
+    assert_same_with_gradients(found, wanted, [mine], [reference], near=2e-6)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

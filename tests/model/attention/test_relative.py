@@ -10,6 +10,7 @@ from hypothesis import example, given, strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from attention_formulas import assert_same_with_gradients
 from batch_operations import batch_flops
 from bothways.core.batch import EQUAL, LOOSE, Batch, Layout, RectanglePolicy
 from bothways.core.config.reader import read, to_dict
@@ -149,13 +150,7 @@ def test_output_and_gradient_equal_the_formula(kernel, lengths, seed, cut, numbe
         tensor if there else None for tensor, there in zip(exact[1:], held, strict=True)
     )
     wanted = formula(exact[0], keys, queries, lengths, position, pattern)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=5e-6)
-    weights = torch.randn_like(wanted)
-    (found * weights).sum().backward()
-    (wanted * weights).sum().backward()
-    for mine, reference, there in zip(single, exact, (True, *held), strict=True):
-        if there:
-            torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-5, atol=2e-5)
+    assert_same_with_gradients(found, wanted, single, exact, near=5e-6)
 
 
 def test_dropout_acts_on_probabilities():
