@@ -65,12 +65,10 @@ def test_it_is_the_formula(chosen, lengths, radius, share, seed):
     torch.testing.assert_close(alike, sparse_formula(qkv, qkv, lengths, pattern, named, None))
 
 
-@pytest.mark.parametrize(
-    "patterns", [(Window(2, global_attention=True),), (Window(5, global_attention=True), Window(3))]
-)
 @torch.no_grad()
-def test_an_encoder_is_the_same_by_either_kernel(patterns, request):
+def test_an_encoder_is_the_same_by_either_kernel(request):
     torch.manual_seed(0)
+    patterns = (Window(5, global_attention=True), Window(3))
     encoder = Encoder(EncoderConfig(50, 16, 4, 2, 24, patterns=patterns)).eval()
     layout = Layout.of([30, 1, 12, 40])
     ids = torch.randint(4, 50, (layout.tokens,))
@@ -80,23 +78,23 @@ def test_an_encoder_is_the_same_by_either_kernel(patterns, request):
     wanted = encoder(batch).last
     chosen: list[bool] = request.getfixturevalue("chosen")
     torch.testing.assert_close(encoder(batch).last, wanted, rtol=1e-4, atol=1e-5)
-    assert chosen == [pattern.global_attention for pattern in patterns] * (4 // len(patterns))
+    assert chosen == [True, False, True, False]
 
 
 @given(
-    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), radius=st.integers(0, 40),
+    lengths=LENGTHS, radius=st.integers(0, 20),
     share=st.sampled_from([0.0, 0.02, 0.3]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_every_block_is_read_in_which_somebody_sees_somebody(lengths, radius, share, seed):
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flex, "BLOCK", 16)
+        patch.setattr(flex, "BLOCK", 8)
         tokens = sum(lengths)
         window = FlexWindow(Layout.of(lengths), radius, torch.rand(tokens) < share)
         for mask, queries in ((window.near, tokens), (window.far, len(window.global_tokens))):
             if not queries:
                 continue
-            dense = create_block_mask(mask.mask_mod, None, None, queries, tokens, "cpu", 16)
+            dense = create_block_mask(mask.mask_mod, None, None, queries, tokens, "cpu", 8)
             wanted, read = (blocks.to_dense().bool() for blocks in (dense, mask))
             assert read.shape == wanted.shape
             assert not (wanted & ~read).any()

@@ -254,6 +254,7 @@ DROPOUTS = {
 )
 def test_dropout_acts_where_theirs_does(stem, name, tmp_path):
     """Each dropout alone: mean and covariance of the outputs."""
+    torch.manual_seed(0)
     cls = getattr(transformers, f"{stem}Model")
     settings = (LATER if stem == "DebertaV2" else SMALL) | {
         "num_hidden_layers": 1, "conv_kernel_size": 3, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3,
@@ -268,7 +269,7 @@ def test_dropout_acts_where_theirs_does(stem, name, tmp_path):
         if hasattr(module, "rate") and not other.endswith(name):
             module.rate = 0.0
     # Draws for positions are the same for a whole batch, so a batch is one sample of them.
-    times, copies, length = (400, 1, 4) if "position" in name else (50, 24, 4)
+    times, copies, length = (400, 1, 4) if "position" in name else (10, 120, 4)
     ids = torch.randint(4, 50, (length,)).repeat(copies)
     batch = Batch(ids, torch.zeros_like(ids), Layout.of([length] * copies))
     with torch.no_grad():
@@ -278,8 +279,8 @@ def test_dropout_acts_where_theirs_does(stem, name, tmp_path):
     error = ((a.var(0) + b.var(0)) / len(a)).sqrt()
     assert (a.mean(0) - b.mean(0)).abs().lt(5 * error).all()
     found, wanted = a.T.cov(), b.T.cov()
-    torch.testing.assert_close(found.trace(), wanted.trace(), rtol=0.15, atol=0)
-    assert (found - wanted).norm() < 0.35 * wanted.norm()
+    torch.testing.assert_close(found.trace(), wanted.trace(), rtol=0.1, atol=0)
+    assert (found - wanted).norm() < 0.3 * wanted.norm()
 
 
 def test_one_text_of_terms_is_a_list_of_them():

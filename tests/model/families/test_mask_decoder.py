@@ -60,17 +60,8 @@ def attended(
         v = states @ v_rows.T + w[f"{its}.v_bias"][own]
         r_keys = (relative @ w[f"{its}.pos_proj.weight"].T)[:, own]
         r_queries = dense(w, f"{its}.pos_q_proj", relative)[:, own]
-        scores = torch.stack(
-            [
-                torch.stack(
-                    [
-                        q[i] @ k[j] + q[i] @ r_keys[delta[i, j]] + k[j] @ r_queries[delta[i, j]]
-                        for j in places
-                    ]
-                )
-                for i in places
-            ]
-        )
+        scores = q @ k.T + torch.einsum("id,ijd->ij", q, r_keys[delta])
+        scores = scores + torch.einsum("jd,ijd->ij", k, r_queries[delta])
         given.append((scores / math.sqrt(3 * d)).softmax(-1) @ v)
     return torch.cat(given, -1)
 

