@@ -68,6 +68,24 @@ def test_that_gpu_is_asked_which_is_meant(monkeypatch):
     assert hardware.has_bf16(torch.device("cuda:1"))
 
 
+@pytest.mark.parametrize(("capability", "built", "hip", "expected"), [
+    ((8, 0), True, None, True),
+    ((8, 0), False, None, False),
+    ((7, 5), True, None, False),
+    ((8, 0), True, "6.0", False),
+])  # fmt: skip
+def test_where_torch_has_kernels_for_packed_sequences(
+    capability, built, hip, expected, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
+    monkeypatch.setattr(hardware, "installed", lambda name: built and name == "triton")
+    for has_kernel in (hardware.has_varlen.__wrapped__, hardware.has_flex):
+        assert has_kernel(CUDA) is expected
+        assert not has_kernel(CPU)
+
+
 def test_bf16_without_hardware_is_refused(monkeypatch):
     monkeypatch.setattr(hardware, "has_bf16", lambda device: True)
     assert hardware.resolve_precision("bf16", CPU) is torch.bfloat16

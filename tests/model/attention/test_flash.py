@@ -9,7 +9,6 @@ from torch import Tensor
 
 from attention_formulas import OnGpu, assert_same_with_gradients, formula
 from bothways.core.batch import Layout
-from bothways.core.runtime import devices as hardware
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.flash import PackedView, attend_fused, attend_packed
 from bothways.model.attention.mask import AttentionView
@@ -87,18 +86,6 @@ def test_the_kernel_takes_what_it_is_given(pattern, rate):
     assert (found.shape, found.dtype, found.device) == ((17, 2, 8), torch.bfloat16, META)
     found.sum().backward()
     assert qkv.grad is not None
-
-
-@pytest.mark.parametrize(
-    ("built", "capability", "expected"),
-    [(True, (9, 0), True), (False, (9, 0), False), (True, (7, 5), False)],
-)
-def test_where_torch_has_the_kernel(built, capability, expected, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    look = hardware.has_varlen.__wrapped__
-    assert look(CUDA) is expected
-    assert not look(CPU)
 
 
 def test_cudnn_is_left_out(monkeypatch):

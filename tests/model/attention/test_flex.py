@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from attention_formulas import sparse_formula
 from bothways.core.batch import Batch, Layout
-from bothways.core.runtime import devices as hardware
 from bothways.model.attention import dispatch as kernels, flex
 from bothways.model.attention.dispatch import AttentionCall, Kernel, choose
 from bothways.model.attention.flex import FlexWindow
@@ -139,14 +138,3 @@ def test_more_programs_are_compiled_than_torch_would(monkeypatch):
         torch._dynamo.config.recompile_limit = before
     assert counter.frame_count == 4
     torch._dynamo.reset()
-
-
-def test_it_is_for_gpus_that_triton_compiles_for(monkeypatch):
-    assert not hardware.has_flex(CPU)
-    monkeypatch.setattr(hardware, "installed", lambda name: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not hardware.has_flex(CUDA)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert hardware.has_flex(CUDA)
-    monkeypatch.setattr(hardware, "installed", lambda name: False)
-    assert not hardware.has_flex(CUDA)
