@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
 import zstandard
@@ -149,6 +150,7 @@ def test_hub(monkeypatch):
         "no/such": ValueError("no such data set\nmore"),
         "old/script": RuntimeError("scripts are no longer supported"),
         "no/net": ConnectionError("no network\nat all"),
+        "no/end": httpx.RemoteProtocolError("Server disconnected"),  # the Hub's client raises it
     }
 
     def fake(name: str, config: str | None, *, split: str, streaming: bool) -> Any:
@@ -170,6 +172,9 @@ def test_hub(monkeypatch):
     assert "hub:a/b:row 1: has no column 'body'; it has text, n" in message
     assert "not the name of a Hub data set" in failure("hub:a/b:c:d:e")
     assert "not the name of a Hub data set" in failure("hub:")
+    opening = lambda name, *_, **__: fake(name, None, split="", streaming=True)  # noqa: E731
+    monkeypatch.setattr("datasets.load_dataset_builder", opening)
+    assert "hub:no/end: cannot be read: Server disconnected\n" in failure("hub:no/end")
 
 
 def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path):
@@ -191,11 +196,18 @@ def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path):
     assert note.endswith("sub: 6 files not read: 0.asc, 1.asc, 2.asc, 3.asc, 4.asc and 1 more")
 
 
-def test_a_suffix_may_be_in_capitals(tmp_path):
-    write(tmp_path / "a.TXT", "one")
-    write(tmp_path / "b.JSONL", '{"text": "two"}')
-    (tmp_path / "c.TXT.GZ").write_bytes(gzip.compress(b"three"))
-    assert texts(tmp_path) == ["one", "two", "three"]
+@pytest.mark.parametrize(("name", "content", "column"), [
+    ("a.TXT", "One.\nTwo.\n", "text"),
+    ("a.TXT.GZ", gzip.compress(b"One.\nTwo.\n", mtime=0), "text"),
+    ("a.JSONL", '{"text": "One."}\n{"text": "Two."}\n', "text"),
+    ("a.json", '[{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}]', "text"),
+    ("a.csv", "text,n\nOne.,1\nTwo.,2\n", "text"),
+    ("a.tsv", "One.\t1\nTwo.\t2\n", "0"),
+])  # fmt: skip
+def test_the_suffix_tells_the_kind_also_in_capitals(tmp_path, name, content, column):
+    write(tmp_path / name, content)
+    for source in (tmp_path, tmp_path / name):
+        assert texts(source, column=column) == ["One.", "Two."]
 
 
 def test_a_corpus_and_a_vocabulary_name_the_files_of_a_folder_that_they_do_not_read(
@@ -360,13 +372,6 @@ def test_a_text_that_is_too_long_becomes_several_documents(tmp_path, boundary, m
     monkeypatch.setenv("BOTHWAYS_MAX_LINE_BYTES", "10")
     path = write(tmp_path / "a.txt", "one two three four\nfünfundzwanzig\n")
     assert texts(path, boundary=boundary) == ["one two ", "three four", "fünfundzw", "anzig"]
-
-
-def test_documents_from_other_tables(tmp_path):
-    rows = [{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}]
-    assert texts(write(tmp_path / "a.json", json.dumps(rows))) == ["One.", "Two."]
-    assert texts(write(tmp_path / "a.csv", "text,n\nOne.,1\nTwo.,2\n")) == ["One.", "Two."]
-    assert texts(write(tmp_path / "a.tsv", "One.\t1\nTwo.\t2\n"), column="0") == ["One.", "Two."]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")

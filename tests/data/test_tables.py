@@ -88,41 +88,38 @@ def test_csv_is_read_as_it_was_written(tmp_path_factory, rows):
     assert values(open_table(path, ["a"])) == expected
 
 
-def test_rows_know_their_lines(tmp_path):
-    source = write(tmp_path / "a.csv", 'text,label\n"two\nlines",1\n\nnext,0\n')
-    assert [row.where for row in open_table(source).rows] == [f"{source}:2", f"{source}:5"]
-    source = write(tmp_path / "a.jsonl", '{"a": 1}\n\n{"a": 2}\n')
-    assert [row.where for row in open_table(source).rows] == [f"{source}:1", f"{source}:3"]
+ONE, LABELLED = "\ntext\na\n\n\nb\n\n\n", "Fine.\tpositive\nDull.\tnegative\nGood.\tpositive\n"
 
 
-def test_a_number_that_is_no_name_means_that_there_is_no_header(tmp_path):
-    source = write(tmp_path / "cola.tsv", "gj04\t1\t\tIt is.\ngj04\t0\t*\tIs it is.\n")
-    table = open_table(source, ["3", "1"])
-    assert table.names == ("0", "1", "2", "3")
-    assert [(row.values["3"], row.where) for row in table.rows] == [
-        ("It is.", f"{source}:1"),
-        ("Is it is.", f"{source}:2"),
+@pytest.mark.parametrize(("name", "content", "columns", "names", "expected"), [
+    ("a.csv", 'text,label\n"two\nlines",1\n\nnext,0\n', [], ["text", "label"], {2: ["two\nlines", "1"], 5: ["next", "0"]}),
+    ("a.jsonl", '{"a": 1}\n\n{"a": 2}\n', [], ["a"], {1: [1], 3: [2]}),
+    # As pandas, datasets and the files of CLUE have it.
+    ("a.json", '{"text": "好"}\n\n{"text": "坏"}\n', [], ["text"], {1: ["好"], 3: ["坏"]}),
+    # Of plain lines, empty ones count, and none is a header.
+    ("a.txt", "one\n\nthree\n", [], ["text"], {1: ["one"], 2: [""], 3: ["three"]}),
+    ("a.txt", "text\none\ntext\n", [], ["text"], {1: ["text"], 2: ["one"], 3: ["text"]}),
+    ("a.txt", "PAR100 lamps are sold out 灯\n", [], ["text"], {1: ["PAR100 lamps are sold out 灯"]}),
+    # A number that is no name means that there is no header.
+    ("cola.tsv", "gj04\t1\t\tIt is.\ngj04\t0\t*\tIs it is.\n", ["3", "1"], ["0", "1", "2", "3"],
+     {1: ["gj04", "1", "", "It is."], 2: ["gj04", "0", "*", "Is it is."]}),
+    ("named.csv", "0,3\na,b\n", ["3"], ["0", "3"], {2: ["a", "b"]}),
+    ("a.tsv", LABELLED, [], ["0", "1"], {1: ["Fine.", "positive"], 2: ["Dull.", "negative"], 3: ["Good.", "positive"]}),
+    ("a.tsv", LABELLED, ["positive"], ["Fine.", "positive"], {2: ["Dull.", "negative"], 3: ["Good.", "positive"]}),
+    # A blank line is a row of a single column alone, unless nothing follows it.
+    ("one.csv", ONE, [], ["text"], {3: ["a"], 4: [""], 5: [""], 6: ["b"]}),
+    ("one.tsv", ONE, [], ["text"], {3: ["a"], 4: [""], 5: [""], 6: ["b"]}),
+    ("one.csv", ONE, ["0"], ["0"], {2: ["text"], 3: ["a"], 4: [""], 5: [""], 6: ["b"]}),
+    ("two.csv", "text,label\n\na,x\n\n\nb,y\n", [], ["text", "label"], {3: ["a", "x"], 6: ["b", "y"]}),
+    ("two.tsv", "text\tlabel\n\na\tx\n\n\nb\ty\n", [], ["text", "label"], {3: ["a", "x"], 6: ["b", "y"]}),
+])  # fmt: skip
+def test_rows_know_their_lines(tmp_path, name, content, columns, names, expected):
+    source = write(tmp_path / name, content)
+    table = open_table(source, columns)
+    assert table.names == tuple(names)
+    assert [(row.where, row.values) for row in table.rows] == [
+        (f"{source}:{line}", dict(zip(names, row, strict=True))) for line, row in expected.items()
     ]
-    named = write(tmp_path / "named.csv", "0,3\na,b\n")
-    assert values(open_table(named, ["3"])) == [{"0": "a", "3": "b"}]
-
-
-def test_plain_lines_are_texts_and_empty_ones_count(tmp_path):
-    rows = values(open_table(write(tmp_path / "a.txt", "one\n\nthree\n")))
-    assert rows == [{"text": "one"}, {"text": ""}, {"text": "three"}]
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_a_blank_line_is_a_row_of_a_single_column_alone(tmp_path, suffix):
-    source = write(tmp_path / f"one{suffix}", "\ntext\na\n\n\nb\n\n\n")
-    found = list(open_table(source).rows)
-    assert [(row.values["text"], row.where) for row in found] == [
-        ("a", f"{source}:3"), ("", f"{source}:4"), ("", f"{source}:5"), ("b", f"{source}:6")
-    ]  # fmt: skip
-    assert [row["0"] for row in values(open_table(source, ["0"]))] == ["text", "a", "", "", "b"]
-    mark = "," if suffix == ".csv" else "\t"
-    source = write(tmp_path / f"two{suffix}", f"text{mark}label\n\na{mark}x\n\n\nb{mark}y\n")
-    assert [row["text"] for row in values(open_table(source))] == ["a", "b"]
 
 
 def test_threads_read_long_values_of_csv(tmp_path):
@@ -182,7 +179,7 @@ def test_standard_input_is_lines_or_json(tmp_path, monkeypatch):
             read(content)
 
 
-def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path, monkeypatch):
+def test_classes_of_a_hub_data_set_are_their_names(monkeypatch):
     import datasets
 
     label = datasets.ClassLabel(names=["no", "yes"])
@@ -239,6 +236,7 @@ def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path, caplog):
     ("a.jsonl", b"\n \n", "", "holds no row"),
     ("a.csv", b"text,label\na,1\nhe said, no,1\n", ":3", "has 3 values for 2 columns"),
     ("a.csv", b'text,label\na,1\n"open,1\nb,0\n', ":3", "is not CSV"),
+    ("a.csv", b"text,label\na film,pos\n" * 2, ":3", "repeats the header"),  # of files that were joined
     ("a.jsonl", b'{"a": 1}\n{"a": 1\n', ":2", "is not JSON"),
     ("a.jsonl", b'{"text": "a", "label": "x", "label": "y"}\n', ":1", "'label' twice"),
     ("a.tsv", "text\tlabel\n好\t1\n".encode("gbk"), ":2", "is not UTF-8"),
@@ -273,11 +271,6 @@ def test_damaged_table_is_an_error_at_its_line(tmp_path, name, content, where, m
         values(open_table(str(path)))
     assert str(caught.value.where) == f"{path}{where}"
     assert message in str(caught.value)
-
-
-def test_a_text_may_begin_like_a_parquet_file(tmp_path):
-    (tmp_path / "a.txt").write_text("PAR100 lamps are sold out 灯\n")
-    assert values(open_table(str(tmp_path / "a.txt"))) == [{"text": "PAR100 lamps are sold out 灯"}]
 
 
 def test_json_that_is_read_as_text_is_reported(tmp_path, caplog, monkeypatch):
@@ -404,25 +397,6 @@ def test_a_first_row_of_data_is_not_a_header(first, rows, columns, expected):
     assert is_header(first, rows, columns) is expected
 
 
-def test_the_columns_of_a_file_without_a_header_go_by_number(tmp_path):
-    source = write(tmp_path / "a.tsv", "Fine.\tpositive\nDull.\tnegative\nGood.\tpositive\n")
-    table = open_table(source)
-    assert table.names == ("0", "1")
-    assert values(table)[0] == {"0": "Fine.", "1": "positive"}
-    assert open_table(source, ["positive"]).names == ("Fine.", "positive")
-
-
-def test_json_with_an_object_per_line_is_read_by_line(tmp_path):
-    """As pandas, datasets and the files of CLUE have it."""
-    lines = '{"text": "好"}\n\n{"text": "坏"}\n'
-    for name in ("a.json", "a.jsonl"):
-        table = open_table(write(tmp_path / name, lines))
-        assert [(row.values["text"], row.where) for row in table.rows] == [
-            ("好", f"{tmp_path / name}:1"),
-            ("坏", f"{tmp_path / name}:3"),
-        ]
-
-
 def test_array_of_objects_has_a_row_per_object(tmp_path):
     rows = [{"text": "ä" * 100, "n": [{"m": i}]} for i in range(2000)]
     for indent in (None, 1):
@@ -487,13 +461,3 @@ def test_a_line_that_is_too_long_is_an_error_with_the_setting(tmp_path, monkeypa
     monkeypatch.setenv("BOTHWAYS_MAX_LINE_BYTES", "many")
     with pytest.raises(ConfigError, match="'many' is not a positive integer"):
         values(open_table(str(tmp_path / "bomb.jsonl.xz")))
-
-
-def test_files_that_were_joined_are_noticed(tmp_path):
-    one = "text,label\na film,pos\n"
-    (tmp_path / "twice.csv").write_text(one + one)
-    with pytest.raises(DataError) as caught:
-        values(open_table(str(tmp_path / "twice.csv")))
-    assert str(caught.value.where).endswith(":3")
-    (tmp_path / "column.txt").write_text("text\none\ntext\n")  # a text may be like the header
-    assert len(values(open_table(str(tmp_path / "column.txt")))) == 3

@@ -122,17 +122,6 @@ def test_a_hub_data_set_that_fails_says_at_which_row(data_set, monkeypatch):
         [*read_documents([f"hub:{data_set}"])]
 
 
-def test_a_hub_that_breaks_off_is_an_error(data_set, monkeypatch):
-    client = pytest.importorskip("httpx", reason="the client of newer releases")
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise client.RemoteProtocolError("Server disconnected")
-
-    monkeypatch.setattr("datasets.load_dataset_builder", fail)
-    with pytest.raises(DataError, match="hub:a/b: cannot be read: Server disconnected"):
-        HubData("hub:a/b")
-
-
 def test_an_interrupted_build_does_not_continue_with_a_data_set_that_has_changed(
     tokenizer, tmp_path, data_set, monkeypatch
 ):

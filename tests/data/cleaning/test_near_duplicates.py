@@ -78,10 +78,8 @@ def test_the_texts_left_out_are_those_of_a_search_of_all_pairs(chinese, monkeypa
 
 def test_the_usual_bands_lose_few():
     texts = some_texts(130, 5, letters=False)
-    found, expected = (
-        left_out(texts, near_duplicates.NearDuplicates()),
-        plain_search(texts, near_duplicates.NearDuplicates()),
-    )
+    settings = near_duplicates.NearDuplicates()
+    found, expected = left_out(texts, settings), plain_search(texts, settings)
     assert len(set(found) ^ set(expected)) <= 0.03 * len(expected)
     assert len(expected) > 40
 
@@ -98,10 +96,8 @@ def test_an_estimate_has_the_binomial_distribution_of_its_similarity(size):
         similarities.append(common / size)
     offsets = np.cumsum([0, *map(len, sets)])
     shingles = np.concatenate(sets)
-    signatures, means = (
-        near_duplicates.sign(shingles, offsets, permutations),
-        permutations * np.array(similarities),
-    )
+    signatures = near_duplicates.sign(shingles, offsets, permutations)
+    means = permutations * np.array(similarities)
     texts = near_duplicates.SignedTexts(shingles, offsets, signatures)
     assert [texts.similarity(2 * n, 2 * n + 1) for n in range(300)] == similarities
     equal = (signatures[::2] == signatures[1::2]).sum(axis=1)
@@ -116,9 +112,8 @@ def test_an_estimate_has_the_binomial_distribution_of_its_similarity(size):
 def test_the_signature_of_a_set_does_not_depend_on_the_others():
     texts = some_texts(60, 9, letters=False)
     texts[7:7] = ["", "!?"]
-    texts.append(
-        " ".join(f"w{n}" for n in range(3 * near_duplicates.CHUNK // 2))
-    )  # of more than one chunk
+    longer_than_a_chunk = range(3 * near_duplicates.CHUNK // 2)
+    texts.append(" ".join(f"w{n}" for n in longer_than_a_chunk))
     together = near_duplicates.sign(*near_duplicates.find_shingles(texts, 5), 16)
     for number, text in enumerate(texts):
         alone = near_duplicates.sign(*near_duplicates.find_shingles([text], 5), 16)[0]
@@ -166,19 +161,18 @@ def test_a_band_that_many_dissimilar_texts_share_is_limited(monkeypatch):
     assert found.tolist() == [5]
 
 
-@pytest.mark.parametrize("threshold", [0.0, 1.5, 0.01])
-def test_wrong_settings_are_refused(threshold):
-    for name, value in {"threshold": threshold, "shingle": 0, "permutations": 5000}.items():
-        with pytest.raises(ConfigError) as caught:
-            near_duplicates.NearDuplicates(**{name: value})
-        assert caught.value.where == name
+@pytest.mark.parametrize(("name", "value"), [
+    ("threshold", 0.0), ("threshold", 1.5), ("threshold", 0.01), ("shingle", 0), ("permutations", 5000)
+])  # fmt: skip
+def test_wrong_settings_are_refused(name, value):
+    with pytest.raises(ConfigError) as caught:
+        near_duplicates.NearDuplicates(**{name: value})
+    assert caught.value.where == name
 
 
 def test_bands_find_a_pair_at_the_threshold():
     for threshold in (0.1, 0.5, 0.8, 0.95, 1.0):
         bands, rows = near_duplicates.NearDuplicates(threshold).bands
         assert bands * rows <= 128
-        assert (
-            near_duplicates.retrieval_probability(threshold, bands, rows) >= near_duplicates.RECALL
-        )
+        assert 1 - (1 - threshold**rows) ** bands >= 0.95
     assert near_duplicates.NearDuplicates(0.8).bands == (18, 7)
