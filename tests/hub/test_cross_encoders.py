@@ -14,6 +14,7 @@ from bothways.hub.model_folder import load_model
 from bothways.hub.sentence_transformers import read_program_config
 from closeness import assert_close
 from commands import run_line
+from model_folders import change_settings
 from toy_folder import make_folder, save_classifier
 
 QUERY = "the old film"
@@ -32,24 +33,10 @@ def plain(tmp_path_factory) -> Path:
     return place / "plain"
 
 
-def changed(source: Path, place: Path, name: str, **settings: Any) -> Path:
-    if not place.exists():
-        shutil.copytree(source, place)
-    file = place / name
-    held = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps({**held, **settings}))
-    return place
-
-
 def theirs(folder: Path, **settings: Any) -> Any:
     from sentence_transformers import CrossEncoder
 
     return CrossEncoder(str(folder), device="cpu", **settings)
-
-
-def newest(source: Path, place: Path, **settings: Any) -> Path:
-    theirs(source, **settings).save_pretrained(str(place))
-    return place
 
 
 LAYOUTS = {
@@ -65,6 +52,17 @@ LAYOUTS = {
         "default_prompt_name": "ask",
     },
 }
+
+
+@pytest.fixture(scope="module")
+def saved(plain, tmp_path_factory) -> Path:
+    """The folder that the newest sentence-transformers saves of it."""
+    return newest(plain, tmp_path_factory.mktemp("saved") / "model")
+
+
+def newest(source: Path, place: Path, **settings: Any) -> Path:
+    theirs(source, **settings).save_pretrained(str(place))
+    return place
 
 
 def check_equal(folder: Path, opened: bothways.Predictor) -> None:
@@ -83,7 +81,9 @@ def test_every_layout_opens_as_a_reranker(plain, tmp_path, layout):
     if layout.startswith("6"):
         folder = newest(plain, tmp_path / "model", **LAYOUTS[layout])
     else:
-        folder = changed(plain, tmp_path / "model", "config.json", **LAYOUTS[layout])
+        folder = shutil.copytree(plain, tmp_path / "model")
+        config = json.loads((folder / "config.json").read_text()) | LAYOUTS[layout]
+        (folder / "config.json").write_text(json.dumps(config))
     opened = bothways.load(folder)
     assert opened.task_model.task.name == "rerank"
     assert opened.task_model.length == (16 if layout == "6 all" else 32)
@@ -96,10 +96,26 @@ def test_every_layout_opens_as_a_reranker(plain, tmp_path, layout):
     assert bothways.load(folder, task="embed").encode("it ends").shape == (32,)
 
 
-def test_settings_that_change_scores_are_refused(plain, tmp_path):
-    folder = newest(plain, tmp_path / "model")
-    changed(plain, folder, "sentence_bert_config.json", query_length=4)
-    with pytest.raises(FolderError, match="not supported: query_length"):
+MODULES = [{"path": "", "type": "x.Transformer"}, {"path": "1_LogitScore", "type": "x.LogitScore"}]
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), [
+    ("config.json", {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},
+     r"scores are made by 'torch\.nn\.modules\.activation\.Tanh'\n  Supported are Sigmoid and"),
+    (PROGRAM, {"activation_fn": 3}, r"scores are made by 3\n"),
+    (PROGRAM, {"default_prompt_name": "ask", "prompts": {"x": "y"}},
+     r"default_prompt_name 'ask' is not among its prompts: x"),
+    ("sentence_bert_config.json", {"query_length": 4}, "not supported: query_length"),
+    ("modules.json", MODULES, r"its modules are Transformer, LogitScore\n  Supported"),
+])  # fmt: skip
+def test_what_would_change_scores_is_refused(saved, tmp_path, name, settings, message):
+    folder = shutil.copytree(saved, tmp_path / "model")
+    change_settings(folder, PROGRAM, activation_fn=None)  # so that another place may name it
+    if isinstance(settings, list):
+        (folder / name).write_text(json.dumps(settings))
+    else:
+        change_settings(folder, name, **settings)
+    with pytest.raises(FolderError, match=message):
         bothways.load(folder)
 
 
@@ -129,35 +145,3 @@ def test_another_vocabulary_and_more_positions_keep_its_files(plain, tmp_path):
         opened((QUERY, DOCUMENTS)).logits, bothways.load(folder)((QUERY, DOCUMENTS)).logits
     )
     check_equal(tmp_path / "new", opened)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        (
-            "config.json",
-            {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},
-            r"scores are made by 'torch\.nn\.modules\.activation\.Tanh'\n  Supported are Sigmoid and",
-        ),
-        (PROGRAM, {"activation_fn": 3}, r"scores are made by 3\n"),
-        (
-            PROGRAM,
-            {"default_prompt_name": "ask", "prompts": {"x": "y"}},
-            r"default_prompt_name 'ask' is not among its prompts: x",
-        ),
-    ],
-)
-def test_what_would_change_scores_is_refused(plain, tmp_path, name, settings, message):
-    folder = changed(plain, tmp_path / "model", PROGRAM, model_type="CrossEncoder")
-    changed(plain, folder, name, **settings)
-    with pytest.raises(FolderError, match=message):
-        bothways.load(folder)
-
-
-def test_modules_after_the_transformer_are_refused(plain, tmp_path):
-    folder = newest(plain, tmp_path / "model")
-    modules = json.loads((folder / "modules.json").read_text())
-    modules.append({"idx": 1, "name": "1", "path": "1_LogitScore", "type": "x.LogitScore"})
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(FolderError, match=r"its modules are Transformer, LogitScore\n  Supported"):
-        bothways.load(folder)

@@ -120,19 +120,24 @@ TEXTS = ["the cats sat", "a dog.", "the cat sat on a mat. the dogs sat on the ca
     in_turn([(value,) for value in [*get_args(Pooling), *JOINED]], [False, True]),
 )
 def test_what_is_written_is_read_by_both(tmp_path, pooling, normalised):
-    task = made(tmp_path / "vocabulary", pooling=pooling, normalised=normalised, layers=(2,))
+    """A prompt is in the text that is encoded, and not among the tokens that are pooled."""
+    settings = {"pooling": pooling, "prompts": {"query": "the cat "}, "include_prompt": False}
+    task = made(tmp_path / "vocabulary", normalised=normalised, layers=(2,), **settings)
     place = tmp_path / "model"
     for _ in range(2):  # a model takes the place of a model, with all its files
         save_sentence_encoder(place, task)
-    expected = vectors(task, TEXTS)
-    np.testing.assert_allclose(theirs(place, TEXTS), expected, atol=1e-5)
-    np.testing.assert_allclose(vectors(open_task_model(str(place)), TEXTS), expected, atol=1e-6)
+    expected, other = vectors(task, TEXTS), sentence_transformer(place)
+    assert_close(other.encode(TEXTS, show_progress_bar=False), expected)
+    opened = open_task(str(place))
+    assert_close(opened.encode(TEXTS), expected)
+    prompted = other.encode(TEXTS[:3], prompt_name="query", show_progress_bar=False)
+    assert_close(opened.encode(TEXTS[:3], prompt_name="query"), prompted)
     (place / "bothways.json").unlink()  # as if the other had written it
     opened = open_task(str(place), settings={"normalised": True})
-    assert opened.task_model.task == SentenceEmbeddingTask(pooling=pooling, normalised=True)
+    assert opened.task_model.task == SentenceEmbeddingTask(normalised=True, **settings)
     assert opened.task_model.length == 12
     config = read_program_config(place, 20)
-    assert sentence_encoder(config) == SentenceEmbeddingTask(pooling=pooling, normalised=normalised)
+    assert sentence_encoder(config) == SentenceEmbeddingTask(normalised=normalised, **settings)
     assert config.length == 12
 
 
@@ -203,17 +208,6 @@ def test_pooling_that_the_dense_layer_does_not_read_is_refused(dense):
     with pytest.raises(ConfigError) as caught:
         open_task(str(dense), "embed", settings=["pooling=[cls,mean]"])
     assert (caught.value.where, "16" in caught.value.what) == ("pooling", True)
-
-
-def test_prompts_are_not_pooled_in_any_way(tmp_path):
-    for number, pooling in enumerate(get_args(Pooling)):
-        prompts = {"include_prompt": False, "prompts": {"query": "the cat "}}
-        task = made(tmp_path / f"vocabulary{number}", pooling=pooling, **prompts)
-        save_sentence_encoder(tmp_path / pooling, task)
-        other = sentence_transformer(tmp_path / pooling)
-        expected = other.encode(TEXTS[:3], prompt_name="query", show_progress_bar=False)
-        encoded = open_task(str(tmp_path / pooling)).encode(TEXTS[:3], prompt_name="query")
-        assert_close(encoded, expected, message=pooling)
 
 
 @pytest.mark.parametrize(("components", "normalised"), in_turn([(5,), (40,)], [True, False]))
