@@ -1,7 +1,8 @@
 """Folders of transformers open here with equal outputs, in every layout that their files have had."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,32 +32,19 @@ from model_folders import (
 )
 
 
-def prefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"bert.{name}": tensor for name, tensor in tensors.items()}
+def renamed(*changes: tuple[str, str]) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """A change of the names of tensors, by regular expressions and their replacements."""
+
+    def change(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        names = [*tensors]
+        for pattern, new in changes:
+            names = [re.sub(pattern, new, name) for name in names]
+        return dict(zip(names, tensors.values(), strict=True))
+
+    return change
 
 
-def unprefixed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
-
-
-def old_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): tensor
-        for name, tensor in tensors.items()
-    }
-
-
-def only_decoder_bias(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.replace("predictions.bias", "predictions.decoder.bias"): tensor
-        for name, tensor in tensors.items()
-    }
-
-
-def with_positions(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {**tensors, "bert.embeddings.position_ids": torch.arange(20)[None]}
-
-
+POSITIONS = {"bert.embeddings.position_ids": torch.arange(20)[None]}
 COPIES = {
     "cls.predictions.decoder.weight": "a copy of encoder.embedding.token.weight",
     "cls.predictions.decoder.bias": "a copy of heads.masked.bias",
@@ -66,12 +54,16 @@ COPIES = {
 @pytest.mark.parametrize(
     ("name", "change", "unused"),
     [
-        ("Model", prefixed, {}),
-        ("ForPreTraining", unprefixed, {}),
-        ("ForPreTraining", old_names, {}),
+        ("Model", renamed(("^", "bert.")), {}),
+        ("ForPreTraining", renamed(("^bert.", "")), {}),
+        ("ForPreTraining", renamed(("Norm.weight", "Norm.gamma"), ("Norm.bias", "Norm.beta")), {}),
         ("ForPreTraining", with_decoder, COPIES),
-        ("ForMaskedLM", only_decoder_bias, {}),
-        ("ForPreTraining", with_positions, {"bert.embeddings.position_ids": "computed here"}),
+        ("ForMaskedLM", renamed(("predictions.bias", "predictions.decoder.bias")), {}),
+        (
+            "ForPreTraining",
+            lambda tensors: tensors | POSITIONS,
+            dict.fromkeys(POSITIONS, "computed here"),
+        ),
     ],
     ids=["prefix", "no prefix", "gamma and beta", "decoder", "decoder bias alone", "position_ids"],
 )
@@ -142,29 +134,22 @@ def test_a_number_of_outputs_that_contradicts_stored_names_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrap", "prefix"),
+    ("pattern", "new", "wrappers"),
     [
-        ("module.{}", "module."),
-        ("_orig_mod.{}", "_orig_mod."),
-        ("module._orig_mod.{}", "_orig_mod."),
-        ("bert.encoder._fsdp_wrapped_module.", "_fsdp_wrapped_module."),
+        ("^", "module.", ("module.",)),
+        ("^", "_orig_mod.", ("_orig_mod.",)),
+        ("^", "module._orig_mod.", ("module.", "_orig_mod.")),
+        ("(?<=encoder.)", "_fsdp_wrapped_module.", ("_fsdp_wrapped_module.",)),
     ],
 )
-def test_modules_that_only_wrap_are_removed_from_names(wrap, prefix, tmp_path):
+@torch.no_grad()
+def test_modules_that_only_wrap_are_removed_from_names(pattern, new, wrappers, tmp_path):
     """DataParallel, torch.compile, both, and FSDP around a part."""
-    folder_of(peer("Bert", "ForSequenceClassification"), tmp_path)
-    plain = load_model(tmp_path).model.state_dict()
-    file = tmp_path / "model.safetensors"
-    renamed = {
-        wrap.format(name) if "{" in wrap else name.replace("bert.encoder.", wrap): tensor
-        for name, tensor in load_file(file).items()
-    }
-    save_file(renamed, file, metadata={"format": "pt"})
-    loaded = load_model(tmp_path)
-    assert prefix in loaded.report.wrappers
-    assert f"without {loaded.report.wrappers[0]}" in str(loaded.report)
-    state = loaded.model.state_dict()
-    assert all(torch.equal(plain[name], tensor) for name, tensor in state.items())
+    theirs = peer("Bert", "ForSequenceClassification")
+    loaded = load_model(folder_of(theirs, tmp_path, renamed((pattern, new))))
+    assert loaded.report.wrappers == wrappers
+    assert f"without {' and '.join(wrappers)}" in str(loaded.report)
+    assert_same_outputs(outputs(loaded.model), peer_outputs(theirs))
 
 
 def test_an_unknown_family_is_refused(tmp_path):
