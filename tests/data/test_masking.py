@@ -194,25 +194,21 @@ def test_positions_are_chosen_as_google_chooses_them(unit):
 
 def test_a_sequence_that_opens_with_a_continuation_is_masked():
     masking = Masking(0.9, WholeWords())
-    assert masked_at(
-        mask_tokens(sequence_of(41, 42, SEP, 7, SEP), masking, vocabulary(), rng(1, "mask"))
-    ) == [0, 1, 3]
+    sequence = sequence_of(41, 42, SEP, 7, SEP)
+    assert masked_at(mask_tokens(sequence, masking, vocabulary(), rng(1, "mask"))) == [0, 1, 3]
 
 
-@pytest.mark.parametrize("unit", [SingleTokens(), WholeWords()])
-def test_special_tokens_alone_have_no_predictions(unit):
-    masked = mask_tokens(
-        sequence_of(CLS, SEP, SEP), Masking(unit=unit), vocabulary(), rng(1, "mask")
-    )
+@pytest.mark.parametrize("masking", [Masking(), Masking(unit=WholeWords(), decided_by="unit")])
+def test_special_tokens_alone_have_no_predictions(masking):
+    masked = mask_tokens(sequence_of(CLS, SEP, SEP), masking, vocabulary(), rng(1, "mask"))
     assert masked_at(masked) == []
     assert masked.ids.tolist() == [CLS, SEP, SEP]
 
 
 def test_targets_that_are_there_stay():
     label = LabelTargets(np.array([1]))
-    masked = mask_tokens(
-        sequence_of(CLS, 7, SEP, targets={"pair": label}), Masking(), vocabulary(), rng(1, "mask")
-    )
+    sequence = sequence_of(CLS, 7, SEP, targets={"pair": label})
+    masked = mask_tokens(sequence, Masking(), vocabulary(), rng(1, "mask"))
     assert masked.targets["pair"] is label
     assert masked.targets.keys() == {"pair", "masked"}
 
@@ -269,13 +265,15 @@ def expected_units(probabilities, room):
     return found[room]
 
 
-MORE = [pytest.param(unit, marks=pytest.mark.slow) for unit in (NGrams(5), Spans(0.5, 4))]
+MORE = [
+    pytest.param(*case, marks=pytest.mark.slow) for case in ((NGrams(5), 5), (Spans(0.5, 4), 4))
+]
 
 
-@pytest.mark.parametrize("unit", [NGrams(3), Spans(), *MORE])
-def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit):
+@pytest.mark.parametrize(("unit", "longest"), [(NGrams(), 3), (Spans(), 10), *MORE])
+def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit, longest):
     """p(n) ∝ 1/n (Lan et al. 2019, section 4.2) and ∝ (1 − p)ⁿ⁻¹ (Joshi et al. 2019, section 3.1)."""
-    n = np.arange(1, unit.longest + 1)
+    n = np.arange(1, longest + 1)
     weights = 1 / n if isinstance(unit, NGrams) else (1 - unit.stop) ** (n - 1)
     assert np.allclose(unit.lengths, weights / weights.sum())
     text = text_of_words(3000)  # so long that units hardly ever meet
@@ -285,10 +283,20 @@ def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit):
     for seed in range(750):
         chosen = choose_positions(text.ids, masking, words, rng(seed, "test"))
         assert len(chosen.positions) == 12
-        drawn.append(np.bincount(np.bincount(chosen.unit), minlength=13)[1 : unit.longest + 1])
+        drawn.append(np.bincount(np.bincount(chosen.unit), minlength=13)[1 : longest + 1])
     drawn = np.array(drawn)
     difference = drawn.mean(0) - expected_units(weights / weights.sum(), 12)
     assert np.all(np.abs(difference) < 4 * drawn.std(0) / np.sqrt(len(drawn)) + 0.01)
+
+
+def test_an_ngram_at_the_end_of_a_segment_has_one_of_the_lengths_that_fit():
+    """Of two words, the first draws a bigram in one of three cases: it is alone, or left out."""
+    text, masking = sequence_of(CLS, 5, 6, SEP), Masking(1.0, NGrams(3))
+    alone = sum(
+        choose_positions(text.ids, masking, vocabulary(), rng(seed, "test")).unit[-1] == 0
+        for seed in range(1500)
+    )
+    assert stats.binomtest(int(alone), 1500, 1 / 3).pvalue > SURE
 
 
 @pytest.mark.parametrize("unit", [NGrams(), Spans(), RareTokens()])
@@ -329,7 +337,7 @@ def test_rare_tokens_are_chosen_by_their_inverse_frequency():
     counts = np.ones(SIZE, dtype=np.int64)
     counts[5:10] = [1, 10, 100, 1000, 10_000]
     known = vocabulary(counts=counts)
-    masking = Masking(0.1, RareTokens(0.7))
+    masking = Masking(0.1, RareTokens())
     found = np.zeros(5)
     for seed in range(6000):
         found[choose_positions(text.ids, masking, known, rng(seed, "test")).positions[0] - 1] += 1
