@@ -116,8 +116,6 @@ def loader(source, rank=0, world=1):
     return Loader(source, random_tokens, ExampleBudget(6), 24, 11, rank, world)
 
 
-def ids_of(steps):
-    return [sorted(map(tuple, (b.ids.numpy() for b in step.microbatches))) for step in steps]
 
 
 def test_draws_differ_between_corpora_and_repeat_with_static_masks():
@@ -140,7 +138,7 @@ def test_ranks_read_the_sequences_of_one_process_and_resume_anywhere():
     both = [tokens(*pair) for pair in zip(first(0, 2), first(1, 2), strict=True)]
     assert both == [tokens(step) for step in whole]
     again = itertools.islice(loader(mixed()).steps(whole[3].cursor), 5)
-    assert ids_of(again) == ids_of(whole[4:])
+    assert [*map(tokens, again)] == both[4:]
     assert all(step.sequences == 6 for step in whole)  # steps cross the ends of epochs
 
 
