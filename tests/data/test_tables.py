@@ -96,9 +96,9 @@ ONE, LABELLED = "\ntext\na\n\n\nb\n\n\n", "Fine.\tpositive\nDull.\tnegative\nGoo
     ("a.jsonl", '{"a": 1}\n\n{"a": 2}\n', [], ["a"], {1: [1], 3: [2]}),
     # As pandas, datasets and the files of CLUE have it.
     ("a.json", '{"text": "好"}\n\n{"text": "坏"}\n', [], ["text"], {1: ["好"], 3: ["坏"]}),
-    # Of plain lines, empty ones count, and none is a header.
-    ("a.txt", "one\n\nthree\n", [], ["text"], {1: ["one"], 2: [""], 3: ["three"]}),
-    ("a.txt", "text\none\ntext\n", [], ["text"], {1: ["text"], 2: ["one"], 3: ["text"]}),
+    # Of plain lines, empty ones count, and none is a header; of a column, a text may be like its header.
+    ("a.txt", "text\n\nthree\n", [], ["text"], {1: ["text"], 2: [""], 3: ["three"]}),
+    ("a.csv", "text\none\ntext\n", [], ["text"], {2: ["one"], 3: ["text"]}),
     ("a.txt", "PAR100 lamps are sold out 灯\n", [], ["text"], {1: ["PAR100 lamps are sold out 灯"]}),
     # A number that is no name means that there is no header.
     ("cola.tsv", "gj04\t1\t\tIt is.\ngj04\t0\t*\tIs it is.\n", ["3", "1"], ["0", "1", "2", "3"],
