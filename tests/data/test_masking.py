@@ -173,7 +173,7 @@ def test_positions_are_chosen_as_google_chooses_them(unit):
         CLS, 5, 6, 41, 42, 43, 7, 44, 8, 9, 10, 45, 46, 47, 48, 49, SEP,
         11, 12, 50, UNKNOWN, 14, 51, 52, SEP,
     )  # fmt: skip
-    ids, words, draws, r = sequence.ids, vocabulary(), 6_000, random.Random(5)
+    ids, words, draws, r = sequence.ids, vocabulary(), 3_000, random.Random(5)
     ours, plain = np.full((2, draws, len(ids)), -1)  # what each position became, −1 if not chosen
     for index in range(draws):
         masked = mask_tokens(sequence, masking, words, rng(7, "mask", index=index))
@@ -276,7 +276,7 @@ def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit, longest):
     n = np.arange(1, longest + 1)
     weights = 1 / n if isinstance(unit, NGrams) else (1 - unit.stop) ** (n - 1)
     assert np.allclose(unit.lengths, weights / weights.sum())
-    text = text_of_words(3000)  # so long that units hardly ever meet
+    text = text_of_words(1000)  # so long that units hardly ever meet
     masking = Masking(1.0, unit, max_predictions=12)
     drawn = []
     words = vocabulary()

@@ -125,10 +125,10 @@ def test_rows_know_their_lines(tmp_path, name, content, columns, names, expected
 def test_threads_read_long_values_of_csv(tmp_path):
     """The limit of a value is one of the process, which each reader sets and restores."""
     row, limit = {"text": "word, " * 30_000, "label": "x"}, csv.field_size_limit()
-    source = write(tmp_path / "long.csv", csv_text([row] * 40))
+    source = write(tmp_path / "long.csv", csv_text([row] * 20))
     with ThreadPoolExecutor(8) as threads:
-        tables = threads.map(lambda _: values(open_table(source)), range(24))
-        assert all(rows == [row] * 40 for rows in tables)
+        tables = threads.map(lambda _: values(open_table(source)), range(16))
+        assert all(rows == [row] * 20 for rows in tables)
     assert csv.field_size_limit() == limit
 
 
@@ -313,12 +313,12 @@ def test_parquet_that_is_damaged_in_the_middle_is_an_error(begin, tmp_path):
 
 def test_parquet_of_a_repeated_cell_takes_little_memory(tmp_path):
     """It is in the file once, and in each row that is read at a time."""
-    text = "x" * 2**18
+    text = "x" * 2**15
     parquet.write_table(pyarrow.table({"text": [text] * 1500}), tmp_path / "a.parquet")
-    assert (tmp_path / "a.parquet").stat().st_size < 2**18
+    assert (tmp_path / "a.parquet").stat().st_size < 2**16
     tracemalloc.start()
     assert all(row.values == {"text": text} for row in open_table(str(tmp_path / "a.parquet")).rows)
-    assert tracemalloc.get_traced_memory()[1] < 2**27  # of 375 MiB in all
+    assert tracemalloc.get_traced_memory()[1] < 2**24  # of 47 MiB in all
     tracemalloc.stop()
 
 

