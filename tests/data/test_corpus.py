@@ -21,11 +21,11 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bothways.cli import data as commands
-from bothways.core.config.reader import read
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.files import file_digest, lock_folder
 from bothways.data import corpus as corpus_module, shards
 from bothways.data.cleaning.config import Cleaning, make_cleaning
+from bothways.data.cleaning.rules import StopWords, TerminalPunctuation
 from bothways.data.corpus import WORK, Corpus, length_percentiles, write_corpus
 from bothways.data.documents import Document, read_documents
 from bothways.data.manifest import MANIFEST
@@ -652,19 +652,6 @@ def test_the_command_says_how_to_go_on(tmp_path, tokenizer, capsys, monkeypatch)
     assert "run the same command to continue" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(tmp_path, tokenizer):
-    documents = [Document(text, "made") for text in ("One sentence.", "Two sentences. And more.")]
-    with pytest.raises(DataError, match=r"the inputs have no document\n"):
-        write_corpus([], tokenizer, tmp_path / "c", workers=1)
-    assert not (tmp_path / "c").exists()
-    cleaning = Cleaning(min_tokens=99)
-    with pytest.raises(DataError, match="no document with 99 tokens or more; 2 have fewer"):
-        write_corpus(documents, tokenizer, tmp_path / "c", cleaning=cleaning, workers=1)
-    with pytest.raises(DataError):
-        Corpus.open(tmp_path / "c")
-    assert len(write_corpus(documents, tokenizer, tmp_path / "c", workers=1)) == 2
-
-
 def test_the_cleaning_is_an_option_with_settings_and_is_shown(tmp_path, tokenizer, capsys):
     tokenizer.save(tmp_path / "tokenizer")
     lines = [f"The cat sat on mat {n}. The dog ran on it. Was it a house?" for n in range(4)]
@@ -696,28 +683,35 @@ def test_the_cleaning_is_an_option_with_settings_and_is_shown(tmp_path, tokenize
         commands.build(str(text), "near_duplicates.shingles=2", **folders)
 
 
-def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokenizer):
-    documents = [Document(f"Das ist ein Satz, der {n} ist.", "made") for n in range(5)]
-    words = read(Cleaning, {"stop_words": {}})
-    english = [Document("The cat sat on the mat of the dog.", "made")]
-    share = "stop_words left out 83% of the documents. If they are not English, give their "
-    for language, expected in (
-        ("de", "stop_words is a list for en: it leaves out no document in de."),
-        ("auto", f"{share}language=CODE."),
-    ):
-        options = {"language": language, "cleaning": words, "workers": 1, "progress": Heard()}
-        write_corpus([*documents, *english], tokenizer, tmp_path / language, **options)
-        (note,) = options["progress"].messages
-        assert note.startswith(expected)
-    lines = read(Cleaning, {"terminal_punctuation": {}})
-    menu, blank = Document("a menu", "made"), Document(" ", "made")
-    gopher = make_cleaning("gopher")
-    for texts, cleaning, message, step in (
-        (documents, gopher, "left out all 5 documents: word_count 5", "word_count"),
-        ([menu], lines, "terminal_punctuation 1 lines, min_tokens 1", "terminal_punctuation"),
-        ([blank], None, "no document with 1 tokens or more", None),
-    ):
-        with pytest.raises(DataError, match=message) as error:
-            write_corpus(texts, tokenizer, tmp_path / "c", cleaning=cleaning)
-        assert (f'such as {step}="none"' in str(error.value.fix)) == (step is not None)
+GERMAN = [Document(f"Das ist ein Satz, der {n} ist.", "made") for n in range(5)]
+LINES = Cleaning(terminal_punctuation=TerminalPunctuation())
+
+
+@pytest.mark.parametrize(("documents", "cleaning", "message", "step"), [
+    ([], None, r"the inputs have no document\n", None),
+    ([Document(" ", "made")], None, "no document with 1 tokens or more", None),
+    (GERMAN, Cleaning(min_tokens=99), "no document with 99 tokens or more; 5 have fewer", None),
+    (GERMAN, make_cleaning("gopher"), "left out all 5 documents: word_count 5", "word_count"),
+    ([Document("a menu", "made")], LINES, "terminal_punctuation 1 lines, min_tokens 1", "terminal_punctuation"),
+])  # fmt: skip
+def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(
+    tmp_path, tokenizer, documents, cleaning, message, step
+):
+    with pytest.raises(DataError, match=message) as error:
+        write_corpus(documents, tokenizer, tmp_path / "c", cleaning=cleaning, workers=1)
+    assert (f'such as {step}="none"' in str(error.value.fix)) == (step is not None)
     assert not (tmp_path / "c").exists()
+    assert len(write_corpus(GERMAN, tokenizer, tmp_path / "c", workers=1)) == 5
+
+
+@pytest.mark.parametrize(("language", "expected"), [
+    ("de", "stop_words is a list for en: it leaves out no document in de."),
+    ("auto", "stop_words left out 83% of the documents. If they are not English, give their language=CODE."),
+])  # fmt: skip
+def test_a_note_names_a_step_that_does_not_fit(tmp_path, tokenizer, language, expected):
+    documents = [*GERMAN, Document("The cat sat on the mat of the dog.", "made")]
+    settings = {"language": language, "cleaning": Cleaning(stop_words=StopWords()), "workers": 1}
+    heard = Heard()
+    write_corpus(documents, tokenizer, tmp_path / "c", progress=heard, **settings)
+    (note,) = heard.messages
+    assert note.startswith(expected)

@@ -116,8 +116,6 @@ def loader(source, rank=0, world=1):
     return Loader(source, random_tokens, ExampleBudget(6), 24, 11, rank, world)
 
 
-
-
 def test_draws_differ_between_corpora_and_repeat_with_static_masks():
     source = mixed((0.5, 0.5), sizes=(40, 40), data_copies=2)
     cursors = [Cursor(), *(after for _, after in itertools.islice(source.read(Cursor()), 64))]
