@@ -1,5 +1,6 @@
 """Adapters of PEFT: read as the weights that they make, and written so that PEFT computes the same."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from drawn_settings import draw_settings
 from model_folders import change_settings
 from random_weights import perturb
 from spread import in_turn
-from toy_folder import make_examples, make_folder, write_tsv
+from toy_folder import make_folder
 
 pytestmark = [  # of peft itself
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
@@ -320,34 +321,27 @@ def test_transposed_weights(tmp_path):
 def test_run_with_adapter_only(tmp_path):
     base = make_folder(tmp_path / "base")
     train = [{"tokens": ["the", "good", "film"], "tags": ["O", "B-X", "O"]}] * 8
-    settings = {"out": tmp_path / "run", "epochs": 1, "adapter_only": True}
-    done = bothways.finetune(base, train, task="tag", **settings)
-    folder = tmp_path / "run/model"
+    out = tmp_path / "runs/seed-0"
+    done = bothways.finetune(base, train, task="tag", out=out, epochs=1, adapter_only=True)
+    folder = out / "model"
     assert done.folder == folder
+    assert folders(str(out.parent)) == [str(out)]  # to be compared with others
     names = {file.name for file in folder.iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
     assert not names & {"config.json", "model.safetensors"}
     text = {"tokens": ["the", "good", "film"]}
-    assert bothways.load(tmp_path / "run")(text) == done.predictor()(text)
-    again = bothways.load_model(tmp_path / "run")
+    assert bothways.load(out)(text) == done.predictor()(text)
+    again = bothways.load_model(out)
     auto = transformers.AutoModelForTokenClassification
     model = auto.from_pretrained(folder, num_labels=len(again.labels)).eval()
     packed = again.tokenizer.batch(["the good film"])
     with torch.no_grad():
         ours = again(packed).logits["tags"]
         assert_equal(ours, model(input_ids=packed.ids[None]).logits[0].view(ours.shape))
+    rows = tmp_path / "train.jsonl"
+    rows.write_text("\n".join(map(json.dumps, train)))
     with pytest.raises(ConfigError) as caught:  # an adapter of an adapter
-        bothways.finetune(tmp_path / "run", train, task="tag", epochs=1, adapter_only=True)
+        run_line("finetune", out, rows, "--task", "tag", "--epochs", 1, "--adapter-only")
     assert caught.value.where == "lora.adapter_only"
-    bothways.finetune(tmp_path / "run", train, task="tag", epochs=1, out=tmp_path / "more")
+    bothways.finetune(out, train, task="tag", epochs=1, out=tmp_path / "more")
     assert (tmp_path / "more/model/model.safetensors").is_file()
-
-
-def test_commands_write_and_compare_adapters(tmp_path, capsys):
-    base = make_folder(tmp_path / "base")
-    train = write_tsv(tmp_path / "train.tsv", make_examples(32, 0))
-    out = tmp_path / "runs"
-    words = ["finetune", base, train, "--dev", train, "--epochs", 1, "--adapter-only"]
-    run_line(*words, "--out", out / "seed-0")
-    assert f"The model is in {out / 'seed-0'}" in capsys.readouterr().err
-    assert folders(str(out)) == [str(out / "seed-0")]

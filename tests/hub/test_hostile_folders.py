@@ -145,6 +145,7 @@ def saved(folder: Path) -> Path:
     ("spoil", "message"),
     [
         (lambda words: words[:-3], "has 22 tokens, and the model's embedding 25 rows"),
+        (lambda words: [*words, "x"], "tokenizer has 26 ids, and the model's embedding 25 rows"),
         (lambda words: [*words[:10], "[CLS]", *words[11:]], r"has several lines for \[CLS\]"),
     ],
 )

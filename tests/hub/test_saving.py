@@ -40,7 +40,6 @@ from model_folders import (
     VOCAB,
     WIDTH,
     assert_same_outputs,
-    change_settings,
     folder_of,
     outputs,
     own,
@@ -450,13 +449,3 @@ def test_a_home_folder_is_one_for_what_is_written_as_for_what_is_read(tmp_path, 
     names.add("report.html")
     assert {path.name for path in (tmp_path / "home").iterdir()} >= names
     assert {path.name for path in tmp_path.iterdir()} == {"home", "texts.txt"}
-
-
-def test_a_tokenizer_with_more_ids_than_rows_is_refused(tmp_path):
-    folder = make_folder(tmp_path / "bert")
-    backend = Tokenizer.load(folder).backend
-    backend.add_tokens(["zebra"])
-    backend.save(str(folder / "tokenizer.json"))
-    change_settings(folder, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    with pytest.raises(FolderError, match="the tokenizer has 27 ids, and the model's embedding 26"):
-        bothways.load_model(folder).tokenizer  # noqa: B018
