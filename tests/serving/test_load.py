@@ -17,7 +17,6 @@ import httpx
 import numpy as np
 import pytest
 
-from bothways.cli.main import app as cli
 from bothways.core.errors import FolderError
 from bothways.model.kernels import library
 from bothways.prediction import engine
@@ -25,6 +24,7 @@ from bothways.serving import batcher
 from bothways.serving.app import App, app
 from bothways.serving.errors import Limits, retry_after
 from bothways.serving.exchange import read_body
+from commands import run_line
 from running_server import classify, exchange, running, wait_for
 from toy_folder import save_classifier
 from toy_predictors import TASKS, predictor
@@ -51,7 +51,7 @@ def fill_queue(application: App, ask: Callable[[], Any]) -> list[Future[Any]]:
 def test_answers_under_load_are_those_of_the_predictor_to_the_bit(predictors):
     draw = random.Random(3)
     calls = []
-    for _ in range(80):
+    for _ in range(48):
         kind = draw.choice(KINDS)
         calls.append((kind, draw.choices(TASKS[kind][1][:12], k=draw.choice((1, 1, 1, 2, 9)))))
     application = app(predictors, limits=Limits(batch_tokens=96))
@@ -224,7 +224,7 @@ def test_a_model_that_computes_no_numbers_is_not_served(folder, tmp_path):
     save_classifier(tmp_path / "films", folder, change=overflow)
     message = r"films: the model cannot compute a text: .* not finite"
     with pytest.raises(FolderError, match=message):
-        cli(["serve", str(tmp_path / "films"), "--port", "0"], result_action="return_value")
+        run_line("serve", tmp_path / "films", "--port", 0)
     receive, send = AsyncMock(return_value={"type": "lifespan.startup"}), AsyncMock()
     asyncio.run(app({"films": str(tmp_path / "films")})({"type": "lifespan"}, receive, send))
     (answer,) = send.await_args.args  # any server then stops

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
 from bothways.serving.app import App, app
-from bothways.serving.errors import Limits
+from bothways.serving.errors import Limits, RequestError
+from bothways.serving.explain import EXPLAIN
 from bothways.serving.routes import ROUTES, document
 from bothways.serving.shapes import PREDICTIONS
 
@@ -17,10 +17,10 @@ def application(predictors) -> App:
     return app(predictors, limits=limits, playground=True)
 
 
-def test_every_route_is_in_the_document(application, url):
+def test_every_route_is_in_the_document(application, client):
     assert {f"/{kind}" for kind in PREDICTIONS} <= ROUTES.keys(), "add new tasks to PREDICTIONS"
     routes = ROUTES.keys() | {"/explain"}
-    shown = httpx.get(f"{url}/openapi.json").json()["paths"]
+    shown = client.get("/openapi.json").json()["paths"]
     assert application._routes["/openapi.json"]() is application._routes["/openapi.json"]()
     gets = {path for path, entry in shown.items() if "get" in entry and "{" not in path}
     assert gets == {p for p in application._routes if not p.startswith("/play")}
@@ -53,19 +53,19 @@ def unnamed(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> set[
     return (value.keys() - known.keys()).union(*below)
 
 
-def test_every_field_of_what_needs_no_model_is_named(url):
-    whole = httpx.get(f"{url}/openapi.json").json()
+def test_every_field_of_what_needs_no_model_is_named(client):
+    whole = client.get("/openapi.json").json()
     for path, entry in whole["paths"].items():
         described = entry.get("get", {"responses": {}})["responses"].get("200", {"content": {}})
         for kind, content in described["content"].items():
-            answer = httpx.get(url + path.replace("{model}", "embed"))
+            answer = client.get(path.replace("{model}", "embed"))
             if kind == "application/json":
                 schemas = whole["components"]["schemas"]
                 assert not unnamed(answer.json(), content["schema"], schemas), path
 
 
-def test_every_example_is_answered(url):
-    for path, entry in httpx.get(f"{url}/openapi.json").json()["paths"].items():
+def test_every_example_is_answered(client):
+    for path, entry in client.get("/openapi.json").json()["paths"].items():
         if "post" not in entry:
             continue
         body = entry["post"]["requestBody"]["content"]["application/json"]
@@ -75,7 +75,7 @@ def test_every_example_is_answered(url):
         headers = entry["post"]["responses"]["200"]["headers"]
         required = {name for name, header in headers.items() if header["required"]}
         for asked in bodies:
-            response = httpx.post(url + path.replace("{model}", "embed"), json=asked)
+            response = client.post(path, json=asked)
             assert response.status_code == 200, (path, response.text)
             assert required <= {*response.headers}, path
 
@@ -97,19 +97,16 @@ def types_of(schema: dict[str, Any]) -> set[str]:
     return {types} if isinstance(types, str) else set(types)
 
 
-def test_fields_of_other_types_are_refused(url):
-    count = 0
-    with httpx.Client(base_url=url) as client:
-        for path, entry in client.get("/openapi.json").json()["paths"].items():
-            if "post" not in entry:
-                continue
-            body = entry["post"]["requestBody"]["content"]["application/json"]
-            example = body["examples"]["one"]["value"]
-            for name, schema in body["schema"].get("properties", {}).items():
-                for kind in KINDS.keys() - types_of(schema):
-                    asked = {**example, name: KINDS[kind]}
-                    response = client.post(path.replace("{model}", "embed"), json=asked)
-                    assert response.status_code == 422, (path, name, kind, response.text)
-                    assert response.json()["error"]["code"] == "invalid"
-                    count += 1
+def test_fields_of_other_types_are_refused(application):
+    count, routes = 0, ROUTES | {"/explain": EXPLAIN}
+    shown = document(application.models, guarded=False, playground=True)["paths"]
+    for path in routes.keys() & shown.keys():
+        body = shown[path]["post"]["requestBody"]["content"]["application/json"]
+        example = body["examples"]["one"]["value"]
+        for name, schema in body["schema"].get("properties", {}).items():
+            for kind in KINDS.keys() - types_of(schema):
+                with pytest.raises(RequestError) as caught:
+                    routes[path].query(application.models, {**example, name: KINDS[kind]})
+                assert caught.value.code == "invalid", (path, name, kind)
+                count += 1
     assert count > 100

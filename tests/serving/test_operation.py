@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from bothways.cli.main import app as cli
 from bothways.hub.provenance import digest_of_model
 from bothways.serving import run
 from bothways.serving.app import requests_log
 from bothways.serving.errors import DEFAULT_LIMITS
+from commands import run_line
 from running_server import wait_for
 from toy_folder import save_classifier
 
@@ -66,7 +66,7 @@ def test_a_signal_ends_the_command_after_the_requests_under_way(number, films, m
         lines.append(pool.submit(ask))
 
     monkeypatch.setattr(run, "print_line", print_line)
-    cli(["serve", str(films), "--port", "0", "--drain-delay", "0.5"], result_action="return_value")
+    run_line("serve", films, "--port", 0, "--drain-delay", 0.5)
     assert lines[0].startswith("serving films (classify) on http://127.0.0.1:")
     assert lines[1].result() == [200, 200, 401, 200]
     log = capsys.readouterr().err

@@ -3,7 +3,6 @@
 import importlib.resources
 import operator
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ import numpy as np
 import pytest
 
 import bothways
-from bothways.cli.main import app as cli
+from bothways.prediction.predictor import Predictor
 from bothways.serving import app as application_of, run as serving_run
 from bothways.serving.app import App
 from bothways.serving.errors import Limits
 from bothways.serving.exchange import pages
-from running_server import answer, refusal, running
+from commands import run_line
+from running_server import answer, refusal, running, wait_for
 
 PAGE = importlib.resources.files("bothways.serving") / "page"
 SCRIPTS = sorted(Path(path).stem for path in pages() if path.endswith(".js"))
@@ -280,23 +280,11 @@ def test_attention_needs_a_single_sequence(client, model, inputs, message):
 
 
 def test_explanations_without_a_model_folder_are_refused(predictors):
-    from bothways.prediction.predictor import Predictor
-
     alone = Predictor(predictors["classify"].task_model)
     with running(application_of(alone, playground=True)) as url, httpx.Client(base_url=url) as one:
         body = {"method": "attention", "inputs": TEXT}
         assert refusal(one, "/explain", body)[:3] == (422, "invalid", "method")
         assert explain(one, method="leave_one_out", inputs=TEXT, label="neg")["words"]
-
-
-def test_a_static_model_has_no_attention_and_no_masks(folder, tmp_path):
-    bothways.distil(folder, to="static", width=4, out=tmp_path, progress=False)
-    static = application_of(bothways.load(tmp_path), playground=True)
-    with running(static) as url, httpx.Client(base_url=url) as one:
-        for method, message in (("attention", "has no attention"), ("masked_lm", "static model")):
-            found = refusal(one, "/explain", {"method": method, "inputs": TEXT})
-            assert found[:2] == (422, "invalid")
-            assert message in found[3]
 
 
 def test_info_has_what_the_page_needs(client):
@@ -321,7 +309,7 @@ def test_the_command_prints_the_address(folder, monkeypatch, capsys):
     monkeypatch.setattr(serving_run, "run_server", run_server)
     monkeypatch.setattr(webbrowser, "open", opened.append)
     words = ["play", f"toy={folder}", "--task", "fill", "--no-browser"]
-    cli(words, result_action="return_value")
+    run_line(*words)
     printed = capsys.readouterr().err
     found = re.search(r"http://127\.0\.0\.1:\d+/play", printed)
     assert found
@@ -329,8 +317,6 @@ def test_the_command_prints_the_address(folder, monkeypatch, capsys):
     application, *_ = served
     assert list(application.models.by_name) == ["toy"]
     assert application.hosts == ("localhost", "127.0.0.1", "::1")
-    cli(words[:-1], result_action="return_value")
-    until = time.monotonic() + 20  # another thread opens the browser
-    while not opened and time.monotonic() < until:
-        time.sleep(0.01)
+    run_line(*words[:-1])
+    wait_for(lambda: opened)  # another thread opens the browser
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/play", opened[0])

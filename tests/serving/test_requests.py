@@ -114,25 +114,19 @@ def test_what_clients_always_send_is_accepted(client):
     answer(client, "/embed", {"inputs": "a", "truncate": None, "truncation_direction": "Right"})
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs", "parameter"),
-    [
-        ("embed", "a", {"truncation_direction": "Left"}),
-        ("classify", "a", {"function_to_apply": "none"}),
-        ("answer", QUESTION, {"doc_stride": 8}),
-        ("fill", "[MASK]", {"targets": ["a"]}),
-    ],
-)
-def test_parameters_that_cannot_be_obeyed_are_refused(client, model, inputs, parameter):
-    body, (name,) = {"inputs": inputs, "parameters": parameter}, parameter
-    wrong = refusal(client, f"/models/{model}", body)
-    assert wrong[:3] == (422, "invalid", f"parameters.{name}")
+def parameter(model: str, inputs: Any, **values: Any) -> tuple[str, dict[str, Any], str]:
+    (name,) = values
+    return f"/models/{model}", {"inputs": inputs, "parameters": values}, f"parameters.{name}"
 
 
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         ("/embed", {"inputs": "a", "truncation_direction": "left"}, "truncation_direction"),
+        parameter("embed", "a", truncation_direction="Left"),
+        parameter("classify", "a", function_to_apply="none"),
+        parameter("answer", QUESTION, doc_stride=8),
+        parameter("fill", "[MASK]", targets=["a"]),
         ("/predict", {"inputs": "a", "model": "classify", "raw_scores": True}, "raw_scores"),
         ("/models/answer", {"inputs": {**QUESTION, "id": 3}}, "inputs"),
         ("/models/classify", {"inputs": {"text": "a", "label": "b"}}, "inputs"),
@@ -203,7 +197,7 @@ LARGE: list[tuple[str, Any, tuple[int, str]]] = [
     ("/rerank", {"query": "a " * 90_000, "documents": ["b"] * 2000}, (413, "text_too_long")),
     ("/tokenize", {"inputs": ["a " * 90_000] * 8, "model": "embed"}, (413, "text_too_long")),
     ("/tag", {"inputs": {"words": [""] * 600_000}}, (413, "text_too_long")),
-    ("/classify", {"inputs": ["good " * 2000] * 500}, (200, "")),
+    ("/classify", {"inputs": ["good " * 2000] * 150}, (200, "")),
     ("/tokenize", {"inputs": "good " * 30_000, "model": "embed"}, (200, "")),
 ]
 
@@ -237,7 +231,7 @@ def test_a_large_request_delays_no_small_one(application, client, url, path, bod
 
 
 def test_a_large_request_ends_at_its_deadline_while_it_is_read(url):
-    body = json.dumps({"inputs": ["good " * 2000] * 800}).encode()
+    body = json.dumps({"inputs": ["good " * 2000] * 200}).encode()
     headers = {"content-type": "application/json", "x-request-timeout": "0.01"}
     response = httpx.post(f"{url}/classify", content=body, headers=headers, timeout=60)
     assert response.json()["error"]["code"] == "deadline"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ import pytest
 
 import bothways
 from bothways.core.errors import ConfigError, FolderError
-from bothways.prediction.predictor import Predictor
 from bothways.prediction.search.index import Index
 from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.routes import document
 from bothways.serving.run import named_indexes, named_models, open_app
-from running_server import answer, refusal, running
+from running_server import answer, refusal, running, wait_for
 from toy_masked import make_masked
 from toy_predictors import TEXTS
 
@@ -46,15 +44,13 @@ def films(tmp_path_factory, model) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranker(predictors) -> Predictor:
-    return predictors["rerank"]
-
-
-@pytest.fixture(scope="module")
-def application(model, films, ranker, tmp_path_factory) -> App:
+def application(model, films, predictors, tmp_path_factory) -> App:
     other = tmp_path_factory.mktemp("other") / "plain"
     bothways.build_index(TEXTS[30:], model, other, stored="int8")
-    models = {"vectors": bothways.load(model, "embed", batch_invariant=True), "rank": ranker}
+    models = {
+        "vectors": bothways.load(model, "embed", batch_invariant=True),
+        "rank": predictors["rerank"],
+    }
     options: Any = {"limits": Limits(texts=300), "playground": True}
     return app(models, indexes={"films": films, "plain": other}, **options)
 
@@ -65,11 +61,11 @@ def search(client: httpx.Client, **body: Any) -> Any:
 
 @pytest.mark.parametrize("mode", ["vectors", "bm25", "hybrid"])
 @pytest.mark.parametrize("rerank", [None, "rank"])
-def test_hits_are_those_of_the_library(client, films, ranker, mode, rerank):
+def test_hits_are_those_of_the_library(client, films, predictors, mode, rerank):
     deep = mode == "hybrid" or rerank is not None
     asked = {"top": 4, "mode": mode} | ({"depth": 7} if deep else {})
     response = search(client, query=QUERIES, index="films", rerank=rerank, **asked)
-    expected = bothways.search(films, QUERIES, rerank=rerank and ranker, **asked)
+    expected = bothways.search(films, QUERIES, rerank=rerank and predictors["rerank"], **asked)
     assert (response["index"], response["version"]) == ("films", 1)
     for query, result, hits in zip(QUERIES, response["results"], expected, strict=True):
         assert result["query"] == query
@@ -204,9 +200,7 @@ def test_searches_that_would_wait_too_long_are_refused(tmp_path, model, monkeypa
     with running(application) as url, httpx.Client(base_url=url, timeout=60) as client:
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(search, client, query="a")
-            while not application._searches:
-                assert not first.done()
-                time.sleep(0.01)
+            wait_for(lambda: application._searches)
             application._search_seconds = 50.0
             soon = {"x-request-timeout": "40"}
             refused = httpx.post(f"{url}/search", json={"query": "a"}, headers=soon)
