@@ -16,7 +16,7 @@ from heard_progress import Heard
 from toy_folder import make_examples, make_folder, save_classifier
 
 LABELS = ("neg", "odd", "pos")
-TEXTS = [example.text for example in make_examples(400, 5)]
+TEXTS = [example.text for example in make_examples(200, 5)]
 
 
 def classifier(folder: Path, problem: Any, **extra: Any) -> Path:
@@ -137,7 +137,7 @@ def test_unsure_predictions_have_no_label(model, rows):
     heard = Heard()
     printed = [*bothways.predict(model, TEXTS and rows, abstain=least, progress=heard)]
     assert [row["label"] for row in printed] == labels.tolist()
-    assert any(f"{sum(map(bool, labels))} of 400 texts" in line for line in heard.messages)
+    assert any(f"{sum(map(bool, labels))} of 200 texts" in line for line in heard.messages)
 
 
 def test_labels_that_each_apply_have_scales_and_keep_their_answers(tmp_path):

@@ -13,13 +13,13 @@ from safetensors.numpy import load_file
 from sklearn.decomposition import PCA
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError, TokenizerError
 from bothways.finetuning import run as finetuning
 from bothways.model.heads import MaskedHead
 from bothways.prediction.static_distillation import kept_tokens
 from bothways.serving import app as application_of
 from bothways.text.tokenizer import Tokenizer
+from commands import run_line
 from family_tasks import encoder_of, tokenizer_of
 from heard_progress import Heard
 from running_server import refusal, running
@@ -143,7 +143,7 @@ def test_folder_is_opened_by_every_command_for_vectors(place, monkeypatch, capsy
         ["distil", "teacher", "corpus", "--to", "static", "--width", "5", "--out", "counted"],
     ]
     for words in commands:
-        app(words, result_action="return_value")
+        run_line(*words)
     assert SENTENCES[0] in capsys.readouterr().out
     np.testing.assert_array_equal(np.load(place / "vectors.npy"), embed.encode(SENTENCES))
     assert bothways.load("counted").encode(SENTENCES).shape == (12, 5)

@@ -15,11 +15,11 @@ from pyarrow import parquet
 from sentence_transformers.util.quantization import quantize_embeddings
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.prediction.predictor import Predictor
 from bothways.serving import app as application_of
 from bothways.tasks.sentence_embedding.vectors import quantize, ranges_of
+from commands import run_line
 from running_server import running
 from toy_folder import make_folder
 from toy_predictors import TEXTS, predictor
@@ -89,12 +89,12 @@ def place(tmp_path_factory) -> Path:
 def test_files_have_the_type(place, monkeypatch, kind):
     monkeypatch.chdir(place)
     line = ["embed", "bert", "texts.txt", "--rows", "20", "--out"]
-    app([*line, "plain.npy"], result_action="return_value")
+    run_line(*line, "plain.npy")
     expected = theirs(np.load("plain.npy"), kind)
     words = ["--output-dtype", kind]
     words += ["--calibration", "plain.npy"] if kind in ("int8", "uint8") else []
     for out in ("npy", "jsonl", "parquet"):
-        app([*line, f"{kind}.{out}", *words], result_action="return_value")
+        run_line(*line, f"{kind}.{out}", *words)
     same(np.load(f"{kind}.npy"), expected)
     rows = [json.loads(row)["vector"] for row in Path(f"{kind}.jsonl").read_text().splitlines()]
     assert rows == expected.tolist()

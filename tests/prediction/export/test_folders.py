@@ -212,7 +212,7 @@ def test_openvino_alone(classifier, data, tmp_path):
     wanted = open_task(classifier)(text).probabilities
     fp32 = open_task(out, runtime="openvino")
     assert fp32(text).probabilities == pytest.approx(wanted, abs=1e-5)
-    texts = [f"{text} {'the ' * (n % 7)}" for n in range(200)]
+    texts = [f"{text} {'the ' * (n % 7)}" for n in range(40)]
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(fp32, texts)) == [fp32(text) for text in texts]
     int8 = open_task(out, runtime="openvino", precision="int8")
