@@ -170,6 +170,10 @@ def test_an_interrupted_adaptation_resumes_to_equal_weights(tmp_path, tokenizer,
     assert equal(*(load_file(tmp_path / n / "model/model.safetensors") for n in ("whole", "cut")))
     assert done.before == whole.before
     assert done.after == whole.after
+    given["evaluation_tokens"] = 200
+    fewer = bothways.adapt(model, texts["domain"], tmp_path / "cut", resume=True, **given)
+    assert fewer.before != whole.before, "both are measured on the same text"
+    assert fewer.after != whole.after
 
 
 @pytest.mark.parametrize("head", [MaskedHead(), PoolerHead()])

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,8 +70,8 @@ LEAST_STEPS = 1000
 """Updates of a run of unspecified length, if the text is read in fewer."""
 LONGEST_WAIT = timedelta(days=7)
 """For which ranks wait while the main one builds corpora and measures."""
-WORDS, BEFORE = "new_words.txt", "before.json"
-"""Files of the run: the words worth adding, and the metrics before it."""
+WORDS = "new_words.txt"
+"""The file of the run with the words worth adding."""
 NEW_HEAD = (
     "The model had no head that predicts tokens. A new one was trained first, with the encoder "
     "frozen; the values before are those of the original encoder with this head. Vectors of texts "
@@ -365,13 +364,7 @@ def _look(
     progress: Progress,
 ) -> tuple[dict[str, dict[str, float]], VocabularyFit]:
     """Return the metrics before the run and the fit of the vocabulary; write the words to add."""
-    # What the first session measured holds for this one if it continues from its checkpoints, which
-    # are refused under other settings.
-    if (out / BEFORE).exists() and latest_checkpoint(out) is not None:
-        scores: dict[str, dict[str, float]] = read_object(out / BEFORE, errors.ConfigError)
-    else:
-        scores = scores_of(settings, corpora, device, Part(progress, "before"))
-        replace_text(out / BEFORE, json.dumps(scores))
+    scores = scores_of(settings, corpora, device, Part(progress, "before"))
     progress.stage("comparing vocabularies")
     texts = {name: _texts(sources[name], corpus) for name, corpus in corpora.items()}
     vocabulary = vocabulary_fit(corpora[DOMAIN].tokenizer, texts[DOMAIN], texts.get(GENERAL, ()))
