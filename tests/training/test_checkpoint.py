@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from bothways.core.source import Cursor
 from bothways.training import saved_state
 from bothways.training.checkpoint import (
     Best,
+    DamagedError,
     FolderStore,
     Keep,
     best_checkpoint,
@@ -115,9 +117,11 @@ def test_it_holds_what_it_says(saved):
     assert len({file.stat().st_mode for file in saved.iterdir()}) == 1
 
 
-def refused(folder, message, **options):
+def refused(folder, message, kind=CheckpointError, **options):
+    """A run that resumes skips a checkpoint with a DamagedError, and deletes it later."""
     with pytest.raises(CheckpointError, match=message) as caught:
         restore(folder, **options)
+    assert type(caught.value) is kind
     assert str(caught.value.where) in {str(folder), str(folder / "manifest.json")}
     return caught.value
 
@@ -127,9 +131,9 @@ def test_truncated_changed_or_missing_file_is_refused_by_name(saved, name):
     content = (saved / name).read_bytes()
     for damaged in (content[: len(content) // 2], content[:-1] + bytes([content[-1] ^ 1])):
         (saved / name).write_bytes(damaged)
-        assert "checkpoint before it" in refused(saved, f"{name} is damaged").fix
+        refused(saved, f"{name} is damaged", DamagedError)
     (saved / name).unlink()
-    refused(saved, f"{name} is missing")
+    refused(saved, f"{name} is missing", DamagedError)
 
 
 @pytest.mark.parametrize(
@@ -148,15 +152,7 @@ def test_a_damaged_or_missing_manifest_is_refused(saved, content, message):
     (saved / "manifest.json").unlink()
     if content is not None:
         (saved / "manifest.json").write_bytes(content)
-    refused(saved, message)
-
-
-def test_progress_of_another_form_is_refused(saved):
-    (saved / "progress.json").write_text('{"progress": {"steps": 7}, "metrics": []}')
-    manifest = json.loads((saved / "manifest.json").read_text())
-    manifest["files"]["progress.json"] = file_digest(saved / "progress.json")
-    (saved / "manifest.json").write_text(json.dumps(manifest))
-    assert "checkpoint before it" in refused(saved, r"progress.json is damaged\n").fix
+    refused(saved, message, DamagedError)
 
 
 @pytest.mark.parametrize("change", [{"format": 9, "bothways": "9.0"}, {"format": []}])
@@ -180,14 +176,21 @@ def test_another_run_is_refused_and_the_difference_named(saved):
     refused(saved, "key0 was 'not set', is 0; .*; 3 more", config=many)
 
 
-def test_another_model_is_refused(saved):
-    wide = toy()
-    wide.inner = nn.Linear(8, 9)
-    more = toy()
-    more.extra = nn.Linear(2, 2)
-    for other, name in ((wide, "inner.weight"), (more, "extra")):
-        message = f"model.safetensors does not fit this model: .*{name}"
-        refused(saved, message, training_module=other)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda other: setattr(other, "inner", nn.Linear(8, 9)),
+            "model.safetensors .*inner.weight",
+        ),
+        (lambda other: setattr(other, "extra", nn.Linear(2, 2)), "model.safetensors .*extra"),
+        (lambda other: other.words.requires_grad_(False), "state.pt "),
+    ],
+)
+def test_another_model_or_optimizer_is_refused(saved, change, message):
+    change(other := toy())
+    message = message.replace(" ", " does not fit this model: ")
+    refused(saved, message, training_module=other)
 
 
 def sign_again(folder):
@@ -208,10 +211,13 @@ def test_a_pickle_that_runs_code_is_refused(saved, tmp_path):
     assert not (tmp_path / "harmed").exists()
 
 
-def test_weights_that_are_no_safetensors_are_refused(saved):
+def test_files_of_another_form_are_refused(saved):
     (saved / "model.safetensors").write_bytes(b"no tensors")
     sign_again(saved)
     refused(saved, "model.safetensors does not fit this model")
+    (saved / "progress.json").write_text('{"progress": {"steps": 7}, "metrics": []}')
+    sign_again(saved)
+    refused(saved, r"progress.json is damaged\n", DamagedError)
 
 
 def test_a_machine_that_lacks_the_folder_is_one_message(saved):
@@ -221,12 +227,6 @@ def test_a_machine_that_lacks_the_folder_is_one_message(saved):
     with pytest.raises(ResourceError, match="cannot be read") as caught:
         checkpoint.restore(RunTensors(training_module, optimizer, SINGLE), CONFIG)
     assert caught.value.where == saved
-
-
-def test_another_optimizer_is_refused(saved):
-    training_module = toy()
-    training_module.words.weight.requires_grad_(False)
-    refused(saved, "state.pt does not fit this model", training_module=training_module)
 
 
 def test_the_latest_is_the_one_of_the_highest_step(tmp_path):
@@ -239,52 +239,38 @@ def test_the_latest_is_the_one_of_the_highest_step(tmp_path):
     assert latest_checkpoint(tmp_path) == tmp_path / "step-100"
 
 
-@pytest.mark.parametrize(
-    ("keep", "stay"),
-    [
-        (Keep(1), [5]),
-        (Keep(3), [3, 4, 5]),
-        (Keep(2, Best("loss", "lowest")), [2, 4, 5]),
-        (Keep(1, Best("loss", "highest")), [3, 5]),
-        (Keep(1, Best("f1", "highest")), [5]),
-    ],
-)
-def test_the_newest_and_the_best_stay(tmp_path, keep, stay):
-    for step, loss in enumerate([3.0, 1.0, 4.0, 1.0], 1):
-        save_at(tmp_path, step, {"loss": loss})
-    save_at(tmp_path, 5)
-    prune(tmp_path, keep)
-    assert [path.name for path in checkpoints(tmp_path)] == [f"step-{step}" for step in stay]
-    assert not list(tmp_path.glob(".*"))
-
-
+LOWEST, HIGHEST = Best("dev/f1", "lowest"), Best("dev/f1", "highest")
 NAN = math.nan
+SCORED = [{"dev/f1": score} for score in (3.0, 1.0, 4.0, 1.0)] + [{}]
+"""Evaluations at four checkpoints, and a fifth checkpoint without one."""
 
 
 @pytest.mark.parametrize(
-    ("direction", "scores", "losses", "best", "stay"),
+    ("keep", "evaluations", "best", "stay"),
     [
-        ("lowest", [NAN, 0.5, 0.4, 0.45, NAN], None, 3, [3, 5]),
-        ("highest", [NAN, 0.5, 0.4, 0.45, NAN], None, 2, [2, 5]),
+        (Keep(1), SCORED, None, [5]),
+        (Keep(3), SCORED, None, [3, 4, 5]),
+        (Keep(2, LOWEST), SCORED, 2, [2, 4, 5]),
+        (Keep(1, HIGHEST), SCORED, 3, [3, 5]),
+        (Keep(1, Best("f1", "highest")), SCORED, None, [5]),
+        (Keep(1, LOWEST), [{"dev/f1": x} for x in (NAN, 0.5, 0.4, 0.45, NAN)], 3, [3, 5]),
+        (Keep(1, HIGHEST), [{"dev/f1": x} for x in (NAN, 0.5, 0.4, 0.45, NAN)], 2, [2, 5]),
         # Without any number, and of equal ones, the oldest.
-        ("lowest", [NAN, NAN], None, 1, [1, 2]),
-        ("highest", [NAN, NAN], None, 1, [1, 2]),
-        ("lowest", [1.0, 1.0], None, 1, [1, 2]),
+        (Keep(1, LOWEST), [{"dev/f1": NAN}] * 2, 1, [1, 2]),
+        (Keep(1, HIGHEST), [{"dev/f1": NAN}] * 2, 1, [1, 2]),
+        (Keep(1, LOWEST), [{"dev/f1": 1.0}] * 2, 1, [1, 2]),
         # Early F1 of many labels is 0 everywhere: the first checkpoint would stay the best.
-        ("highest", [0.0] * 4, [0.22, 0.19, 0.17, 0.18], 3, [3, 4]),
+        (Keep(1, HIGHEST), [{"dev/f1": 0.0, "dev/loss/x": x} for x in (0.2, 0.1, 0.15)], 2, [2, 3]),
     ],
 )
-def test_no_number_is_worst_and_of_equals_the_lower_loss_is_best(
-    tmp_path, direction, scores, losses, best, stay
-):
-    wanted = Best("dev/f1", direction)
-    assert best_checkpoint(tmp_path, wanted) is None
-    for step, score in enumerate(scores, 1):
-        loss = {} if losses is None else {"dev/loss/label": losses[step - 1]}
-        save_at(tmp_path, step, {"dev/f1": score, **loss})
-        prune(tmp_path, Keep(1, wanted))
-    assert best_checkpoint(tmp_path, wanted) == tmp_path / f"step-{best}"
-    assert [path.name for path in checkpoints(tmp_path)] == [f"step-{step}" for step in stay]
+def test_the_newest_and_the_best_stay(tmp_path, keep, evaluations, best, stay):
+    for step, metrics in enumerate(evaluations, 1):
+        save_at(tmp_path, step, metrics)
+        prune(tmp_path, keep)
+    if keep.best is not None:
+        expected = None if best is None else tmp_path / f"step-{best}"
+        assert best_checkpoint(tmp_path, keep.best) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step}" for step in stay]
 
 
 def test_saving_at_the_same_step_again_replaces_the_checkpoint(tmp_path):
@@ -401,7 +387,7 @@ def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_pa
 def hold(folder, connection):
     with run_folder(folder, resume=False):
         connection.send("open")
-        connection.recv()
+        time.sleep(60)
 
 
 def refuse(folder, message, resume=True):
@@ -410,29 +396,17 @@ def refuse(folder, message, resume=True):
     return caught.value
 
 
-@pytest.fixture
-def held(tmp_path):
-    """A folder that another process has open, and that process."""
-    ours, theirs = processes().Pipe()
-    process = processes().Process(target=hold, args=(tmp_path / "run", theirs))
+def test_a_rank_that_is_started_again_waits_for_the_one_before_it(tmp_path, monkeypatch):
+    reader, writer = processes().Pipe()
+    folder, heard = tmp_path / "run", Heard()
+    process = processes().Process(target=hold, args=(folder, writer), daemon=True)
     process.start()
-    assert ours.recv() == "open"
-    yield tmp_path / "run", process
-    if process.is_alive():
-        ours.send("close")
-    process.join(60)
-    ours.close()
-    theirs.close()
-
-
-def test_a_rank_that_is_started_again_waits_for_the_one_before_it(held, monkeypatch):
-    folder, process = held
+    assert reader.recv() == "open"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
-    ending, heard = threading.Timer(0.3, process.kill), Heard()
-    ending.start()
+    threading.Timer(0.3, process.kill).start()
     with run_folder(folder, resume=True, progress=heard):
         assert json.loads((folder / ".owner.json").read_text())["pid"] == os.getpid()
-    ending.join()
+    process.join()
     assert f"is in use by process {process.pid} on " in heard.messages[0]
 
 

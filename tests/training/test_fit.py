@@ -1,5 +1,6 @@
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError
 from bothways.core.source import Cursor
 from bothways.core.training_module import Loss
+from bothways.training import loop
 from bothways.training.loop import Loop, evaluate_losses
 from bothways.training.meter import Meter
 from bothways.training.optimizers import AdamW, build_optimizer
@@ -38,8 +40,8 @@ def run(
     optimizer = build_optimizer(AdamW(lr=0.01), training_module.trained_parameters())
     options = {"precision": "fp32", "schedule": lambda progress: 1.0} | options
     tensors = RunTensors(training_module, optimizer, SINGLE)
-    loop = Loop(tensors, options.pop("schedule"), on_step, **options)
-    return loop.train(batches, until, progress or RunState())
+    trained = Loop(tensors, options.pop("schedule"), on_step, **options)
+    return trained.train(batches, until, progress or RunState())
 
 
 def reference_gradients(size):
@@ -76,11 +78,15 @@ def test_it_stops_when_the_duration_is_over(until, expected):
     assert [each.steps for each in seen] == list(range(1, progress.steps + 1))
 
 
-def test_hours_count_the_time_of_earlier_sessions():
-    before = RunState(steps=7, seconds=3599.95, tokens=10)
+def test_hours_count_the_time_of_earlier_sessions(monkeypatch):
+    """Each look at the clock is half a minute later."""
+    looks = itertools.count(step=30.0)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
+    before = RunState(steps=7, seconds=3000.0, tokens=10)
     progress = run(toy(), steps(Cursor()), Hours(1.0), progress=before)
-    assert progress.steps > 7
-    assert 3600 <= progress.seconds < 3605
+    assert 3600 <= progress.seconds < 3900
+    fresh = run(toy(), steps(Cursor()), Hours(1.0))
+    assert 4 * (progress.steps - 7) < fresh.steps < 8 * (progress.steps - 7)
 
 
 def test_it_ends_with_the_steps_or_when_it_is_asked_to_and_counts_what_they_say():

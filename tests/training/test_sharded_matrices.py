@@ -82,9 +82,9 @@ def session(case: str, folder: Path, until: int, plan: Plan = SINGLE) -> list[fl
 
     def heldout(progress: object) -> dict[str, float]:
         batch = next(steps(objective, plan, Cursor(0, 0, 1000)))
-        scores = evaluate_losses(training_module, [batch], plan, precision="fp32")
-        found.extend(scores.losses.values())
-        return {"heldout": sum(scores.losses.values())}
+        losses = evaluate_losses(training_module, [batch], plan, precision="fp32").losses
+        found.extend(losses.values())
+        return {"heldout": sum(losses.values())}
 
     def note(event: Event) -> None:
         if event.kind == "report":

@@ -31,14 +31,9 @@ REPORT = StepReport(
 def test_a_report_is_a_flat_table():
     scores = {"loss/masked": 6.5, "loss/pair": 0.69, "accuracy/masked": 0.031}
     state = {"step": 40, "tokens": 1200, "epochs": 0.5, "seconds": 3.0}
-    rest = {
-        "gradient_norm": 1.5,
-        "learning_rate": 1e-4,
-        "rank/0/seconds": 2.0,
-        "rank/0/tokens": 700,
-    }
-    rest |= {"rank/1/seconds": 1.0, "rank/1/tokens": 500}
-    assert report_values(REPORT) == state | scores | rest
+    state |= {"gradient_norm": 1.5, "learning_rate": 1e-4}
+    ranks = {"rank/0/seconds": 2.0, "rank/0/tokens": 700, "rank/1/seconds": 1.0}
+    assert report_values(REPORT) == state | scores | ranks | {"rank/1/tokens": 500}
     named = {f"heldout/{name}": value for name, value in scores.items()}
     assert score_values(REPORT.scores, "heldout/") == named
 
@@ -192,17 +187,13 @@ class FakeWandb(ModuleType):
         )
 
 
-def sending(*kinds: str) -> Any:
-    return dataclasses.replace(TRAINING, trackers=kinds)
-
-
 def test_weights_and_biases_gets_each_record_and_a_resumed_run_is_the_same_one(
     tmp_path, monkeypatch
 ):
-    fake = FakeWandb()
+    fake, training = FakeWandb(), dataclasses.replace(TRAINING, trackers=("wandb",))
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    session(tmp_path, 5, training=sending("wandb"))
-    session(tmp_path, training=sending("wandb"))
+    session(tmp_path, 5, training=training)
+    session(tmp_path, training=training)
     first, second = fake.runs
     assert first["id"] == second["id"]
     assert (first["name"], first["resume"], first["finished"]) == (tmp_path.name, "allow", True)

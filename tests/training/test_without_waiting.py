@@ -71,9 +71,9 @@ def test_a_step_of_pre_training(objective, corpus, first_step):
 
 
 def test_a_step_of_left_to_right(corpus, first_step):
-    shape = {"encoder.width": 32, "encoder.depth": 1, "encoder.heads": 2}
-    common = {"until": "1 steps", "encoder.intermediate_size": 64, **shape}
-    step_on_meta(*first_step(bothways.pretrain, corpus.folder, "gpt2", "causal_lm", **common))
+    shape = {"width": 32, "depth": 1, "heads": 2, "intermediate_size": 64}
+    settings = {"until": "1 steps", "encoder": shape}
+    step_on_meta(*first_step(bothways.pretrain, corpus.folder, "gpt2", "causal_lm", **settings))
 
 
 def test_a_step_of_distillation(corpus, first_step, tmp_path):

@@ -37,6 +37,7 @@ from bothways.training.step_cost import (
     kept_floats,
 )
 from commands import run_line
+from spread import in_turn
 from toy_training import SGD
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -246,8 +247,7 @@ def test_the_forecast_is_what_a_step_takes(teacher, width, depth, losses, most):
     assert demand.saved == dataclasses.replace(demand, frozen=()).saved
 
 
-@pytest.mark.parametrize("relative", [False, True])
-@pytest.mark.parametrize("hidden", [128, 512])
+@pytest.mark.parametrize(("hidden", "relative"), in_turn([(128,), (512,)], [False, True]))
 def test_a_pass_without_gradient_holds_what_the_widest_block_does(hidden, relative):
     config = dataclasses.replace(TEACHER, intermediate_size=hidden)
     if relative:
