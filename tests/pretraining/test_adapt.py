@@ -86,7 +86,7 @@ def test_the_domain_is_learned_and_measured_before_and_after(tmp_path, tokenizer
     )  # fmt: skip
     for name in ("domain", "general"):
         assert again.after[name]["perplexity"] < 0.8 * again.before[name]["perplexity"]
-    assert set(again.run.metrics) & {"held-out/loss/masked"}  # no mixture
+    assert "held-out/domain/loss/masked" not in again.run.metrics, "there is no mixture"
     assert not again.new_head
     assert again.vocabulary.domain.fertility > 1.05 * again.vocabulary.general.fertility
     assert bothways.load(tmp_path / "alone", task="fill")("The [MASK] sleeps.")

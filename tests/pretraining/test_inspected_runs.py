@@ -204,6 +204,7 @@ def test_a_run_that_its_target_ended_repeats_to_the_bit(corpus, tmp_path):
     pretrain(settings, corpus, tmp_path / "run")
     assert len(recorded_steps(tmp_path / "run")) == 4
     assert_repeats(tmp_path / "run", corpus, tmp_path / "copy")
+    assert pretrain(settings, corpus, tmp_path / "run", resume=True).progress.steps == 4
 
 
 @pytest.fixture(scope="module")

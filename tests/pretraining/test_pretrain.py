@@ -31,20 +31,18 @@ from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Masking, WholeWords
 from bothways.data.segments import FullSentences
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, MaskedHead, PairHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.build import build_models, build_training_module, preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
-from bothways.pretraining.recipes import modern, paper
 from bothways.pretraining.run import PretrainResult, RateTest, curves, pretrain
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary
 from bothways.training.checkpoint import Best, Keep, run_folder
 from bothways.training.encoding_checks import unknown_tokens
-from bothways.training.optimizers import BertAdam
 from bothways.training.parallel import plan_here
 from bothways.training.schedules import Steps
 from bothways.training.trackers import read_records
@@ -213,18 +211,6 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrup
     assert "Traceback" not in errors
     run_line(*words, "--resume")
     assert equal(weights(tmp_path / "whole"), weights(tmp_path / "stopped"))
-
-
-def test_the_paper_recipe_is_the_papers():
-    config = paper(EncoderConfig(30522))
-    training, masking = config.training, config.objective.masking
-    assert training.optimizer == BertAdam(1e-4, (0.9, 0.999), 1e-6, 0.01)
-    assert training.until == Steps(1_000_000)
-    assert [(p.length, p.share) for p in config.phases] == [(128, 0.9), (512, 0.1)]
-    assert config.batch == ExampleBudget(256)
-    assert (masking.rate, masking.mask, masking.random) == (0.15, 0.8, 0.1)
-    assert (config.encoder.activation, config.encoder.dropout) == ("gelu_tanh", Dropouts())
-    assert modern(EncoderConfig(30522)).encoder.dropout == Dropouts(0.0, 0.0)
 
 
 def test_mistakes_are_named(corpus, tmp_path):

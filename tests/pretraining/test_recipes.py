@@ -24,7 +24,7 @@ from bothways.model.config import Dropouts
 from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.positions import Learned
 from bothways.objectives.causal_lm import CausalLM
-from bothways.objectives.masked_lm import MaskedLM, with_masking
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
@@ -129,6 +129,11 @@ SPANS = Masking(
     0.15, unit=Spans(stop=0.2, longest=10), replacements=CorpusToken(), decided_by="unit"
 )
 OF_PAPERS = {
+    "paper": (  # appendix A.2; google-research/bert, run_pretraining.py
+        "bert-base", MaskedLMNextSentence(masking=Masking(0.15, replacements=AnyToken())),
+        ExampleBudget(256), Steps(1_000_000),
+        BertAdam(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01), GoogleLinear(0.01),
+    ),
     "electra": (  # appendix A; google-research/electra, configure_pretraining.py
         "electra-small", ReplacedTokens(generator=Narrower(0.25)), ExampleBudget(128),
         Steps(1_000_000), BertAdam(lr=5e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
@@ -154,6 +159,11 @@ OF_PAPERS = {
     ),
 }  # fmt: skip
 """A model, the objective, the batch, the length, the optimizer and the schedule."""
+PHASES = {
+    "paper": (PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
+    "electra": (PretrainPhase(128),),
+}
+"""Of all others one phase of 512 tokens."""
 
 
 @pytest.mark.parametrize("recipe", OF_PAPERS)
@@ -163,12 +173,14 @@ def test_a_recipe_is_its_papers(recipe):
     training = made.training
     settings = training.until, training.optimizer, training.schedule
     assert [made.objective, made.batch, *settings] == expected
-    assert made.data_copies == (40 if recipe == "albert" else None)
-    assert made.phases == (PretrainPhase(128 if recipe == "electra" else 512),)
+    assert made.data_copies == {"albert": 40, "paper": 10}.get(recipe)
+    assert made.phases == PHASES.get(recipe, (PretrainPhase(512),))
     assert training.clip_norm == (None if recipe == "roberta" else 1.0)
     if recipe == "albert":
         dropout = dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
         encoder = dataclasses.replace(encoder, dropout=dropout)
+    if recipe == "paper":
+        encoder = dataclasses.replace(encoder, activation="gelu_tanh")
     assert made.encoder == encoder
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.core.runtime.cards import CARDS
+from bothways.core.runtime.cards import CARDS, NETWORK
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp, budget_at
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -97,6 +97,10 @@ def test_ranks_divide_the_work_and_add_an_exchange():
     assert eight.seconds["exchange"] == pytest.approx(eight.updates * max(0, sent - hidden))
     many = dataclasses.replace(settings(), batch=dataclasses.replace(settings().batch, n=2**20))
     assert forecast_run(many, Cards(CARD, 8)).seconds["exchange"] == 0
+    # Sixteen ranks are on two machines, and the gradients go through their network.
+    sixteen = forecast_run(settings(), Cards(CARD, 16))
+    sent = 2 * 4 * one.parameters * (15 / 16) / NETWORK
+    assert sixteen.seconds["exchange"] == pytest.approx(sixteen.updates * (sent - hidden / 2))
 
 
 def test_recomputation_takes_longer_and_leaves_more_room():
