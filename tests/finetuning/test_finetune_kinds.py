@@ -112,7 +112,6 @@ def test_flaws_are_in_one_message(tmp_path):
     ]
     with pytest.raises(BothwaysError) as caught:
         run(tmp_path, ChoiceTask(), lambda count, seed: [*questions(20, seed), *bad])
-    assert "4 labels are the place of no ending" not in str(caught.value)
     assert "2 labels are out of range: " in str(caught.value)
     assert "2 examples have fewer than two endings: " in str(caught.value)
     columns = ChoiceColumns("context", None, ("endings",), "label")

@@ -15,12 +15,11 @@ import bothways
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.lora import LoRA, LoRALinear, ScaledLinear, add_changes, merge_changes
-from bothways.finetuning.prepare import default_rate, prepare_run
+from bothways.finetuning.prepare import prepare_run
 from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
-from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -35,6 +34,7 @@ from small_models import SHAPES, batch_for
 from spread import in_turn
 from toy_folder import VOCABULARY, file_settings, make_data
 from toy_task import fit_task
+from toy_training import signal_at
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Steps(60), evaluate=Steps(30), optimizer=AdamW(lr=1e-2), precision="fp32"
@@ -109,7 +109,7 @@ def test_each_family_is_changed_and_merged(name, lora):
     assert after.keys() == before.keys()
     torch.testing.assert_close(model.encoder(batch).last, changed, rtol=1e-7, atol=1e-7)
     ends = {key.split(".")[-2] for key in after if not torch.equal(after[key], before[key])}
-    grouped = isinstance(config, EncoderConfig) and config.key_value_heads is not None
+    grouped = config.key_value_heads is not None
     low = {"query", "key_value"} if grouped else {"qkv", "global_qkv"}
     every = {*low, "out", "up", "down"} - {"global_qkv"}
     assert ends <= low if lora.matrices == "query_value" else ends >= every
@@ -200,12 +200,6 @@ def test_random_weights_are_refused(tmp_path):
         fit_task(config, make_data(tmp_path, 40), only, device="cpu")
     with pytest.raises(ConfigError, match=r"^start: a model in memory and examples of data\.label"):
         fit_task(config, [{"text": "a", "label": "b"}], method, device="cpu")
-
-
-def test_lora_rate_is_ten_times_that_of_all_weights():
-    """Hu et al. 2021, table 9: 4e-4 and 5e-4 for RoBERTa base."""
-    assert default_rate(preset("bert-base"), lora=LoRA()) == 5e-4
-    assert default_rate(preset("bert-base")) == 5e-5
 
 
 WORDS = {"the": 0, "film": 0, "good": 1, "bad": -1, "fine": 1, "dull": -1, "and": 0}

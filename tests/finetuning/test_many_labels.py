@@ -3,7 +3,6 @@
 import tracemalloc
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from bothways.core.errors import DataError
@@ -13,7 +12,6 @@ from bothways.finetuning.run import finetune
 from bothways.prediction.analysis.analyses import ClassAnalysis
 from bothways.prediction.engine import window_size
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.metrics import Confusion, classification_metrics
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
 from bothways.training.schedules import Steps
@@ -39,17 +37,6 @@ def test_scores_of_many_labels_take_memory_of_the_pairs_that_occur():
     assert scores["accuracy"] == baseline["accuracy"] == 1 / 500
     assert peak < 2000 * MANY
     assert window_size(task, labels * 5) * 5 * MANY < 10**7
-
-
-def test_counts_are_those_of_a_matrix():
-    matrix = np.random.default_rng(0).integers(0, 4, (5, 5))
-    counts = Confusion(5)
-    counts.pairs.update({pair: int(count) for pair, count in np.ndenumerate(matrix)})
-    assert counts.total == matrix.sum()
-    assert counts.right.tolist() == matrix.diagonal().tolist()
-    assert counts.true.tolist() == matrix.sum(1).tolist()
-    assert counts.predicted.tolist() == matrix.sum(0).tolist()
-    assert classification_metrics(counts)["accuracy"] == matrix.trace() / matrix.sum()
 
 
 def test_the_model_is_saved_before_it_is_scored(tmp_path, monkeypatch):

@@ -194,36 +194,40 @@ def test_fresh_heads_are_in_fp32_as_what_is_read(model):
     assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (None, "train: is None"),
-        (5, "train: is of type int, which has no rows"),
-        ([], "train rows: there is no example"),
-        ([("a good film", "yes")], "train row 1: is of type tuple, not a dict"),
-        (["a good film"], "train row 1: is of type str, not a dict"),
-        ([OwnRow("a good film", "yes")], "train row 1: is of type OwnRow, not a dict"),
-        ({"train": "a.tsv", "test": "b.tsv"}, "train: is a dict of train, test"),
-        ({"text": ["a"], "label": ["b", "c"]}, "columns of different length: text 1, label 2"),
-    ],
-)
-def test_data_without_rows_is_one_message(model, data, message):
-    with pytest.raises(BothwaysError, match=message):
-        bothways.finetune(model, data, progress=False)
+NAMED = [{"Message": "a good film", "text": "an id", "Team": "yes"}] * 4
+FLAGS = [{"text": "ape", "labels": [0.0, 1.0, 0.0]}, {"text": "bee", "labels": [1.0, 1.0, 0.0]}]
+NO_DOCUMENT = {"query": "a", "documents": [], "labels": []}
+LONG = {"query": "a", "documents": ["b " * 600, "c"], "labels": [1, 0]}
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("data", "settings", "message"),
     [
-        ({"text": "mesage"}, "^train row 1: has no column 'mesage'; .*did you mean 'Message'"),
-        ({"text": "Message", "label": "Tam"}, "^train row 1: has no column 'Tam'; it has Message"),
-        ({"text": "Message"}, "^no example has a label: its column is empty, or its name is not"),
+        (None, {}, "train: is None"),
+        (5, {}, "train: is of type int, which has no rows"),
+        ([], {}, "train rows: there is no example"),
+        ([("a good film", "yes")], {}, "train row 1: is of type tuple, not a dict"),
+        (["a good film"], {}, "train row 1: is of type str, not a dict"),
+        ([OwnRow("a good film", "yes")], {}, "train row 1: is of type OwnRow, not a dict"),
+        ({"train": "a.tsv", "test": "b.tsv"}, {}, "train: is a dict of train, test"),
+        ({"text": ["a"], "label": ["b", "c"]}, {}, "columns of different length: text 1, label 2"),
+        ([{"text": 5, "label": "a"}], {}, "train row 1: .*text"),
+        # Named columns are read, and no others.
+        (NAMED, {"columns": {"text": "mesage"}}, "^train row 1: .*'mesage'; .*mean 'Message'"),
+        (NAMED, {"text": "Message", "label": "Tam"}, "^train row 1: has no column 'Tam'; it has M"),
+        (NAMED, {"text": "Message"}, "^no example has a label: its column is empty, or its name"),
+        # A model would learn the labels 0 and 1, which nearly all texts have.
+        (FLAGS, {"task": "multilabel"}, "holds 3 numbers 0 and 1, not labels"),
+        ([NO_DOCUMENT], {"task": "rerank"}, "1 example has no document: train row 1"),
+        ([NO_DOCUMENT, LONG], {"task": "rerank"}, "1 example has no document: train row 1"),
+        (make_rows(8, 0), {"lrr": 1}, "unknown key 'lrr'"),
+        (make_rows(8, 0), {"task": "paint"}, "^task: 'paint' is not a task"),
+        (make_rows(8, 0), {"task": 5}, r"^task: must be a name or a task, not int\n.*\"regress"),
     ],
 )
-def test_named_columns_of_rows_are_read_and_no_others(model, columns, message):
-    rows = [{"Message": "a good film", "text": "an id", "Team": "yes"}] * 4
+def test_a_mistake_is_one_message(model, data, settings, message):
     with pytest.raises(BothwaysError, match=message):
-        bothways.finetune(model, rows, columns=columns, progress=False)
+        bothways.finetune(model, data, progress=False, **settings)
 
 
 @pytest.mark.parametrize("task", ["classify", "regress"])
@@ -257,24 +261,6 @@ def test_absent_values_of_a_frame_are_absent(model):
             bothways.finetune(model, frame, progress=False)
 
 
-def test_flags_are_not_taken_for_labels(model):
-    """A model would learn the labels 0 and 1, which nearly all texts have."""
-    data = [{"text": "ape", "labels": [0.0, 1.0, 0.0]}, {"text": "bee", "labels": [1.0, 1.0, 0.0]}]
-    with pytest.raises(BothwaysError, match="holds 3 numbers 0 and 1, not labels"):
-        bothways.finetune(model, data, task="multilabel", progress=False)
-
-
-def test_what_cannot_be_learned_is_one_message(model):
-    with pytest.raises(ConfigError, match="unknown"):
-        bothways.finetune(model, make_rows(8, 0), lrr=1)
-    with pytest.raises(ConfigError, match="is not a task"):
-        bothways.finetune(model, make_rows(8, 0), task="paint")
-    with pytest.raises(ConfigError, match=r"^task: must be a name or a task, not int\n.*\"regress"):
-        bothways.finetune(model, make_rows(8, 0), task=5)
-    with pytest.raises(BothwaysError, match="train row 1"):
-        bothways.finetune(model, [{"text": 5, "label": "a"}])
-
-
 def test_rows_have_a_run_folder_that_is_resumed(model, tmp_path):
     train, dev, folder = make_rows(64, 0), make_rows(30, 1), tmp_path / "run"
     settings: dict[str, Any] = {"max_length": 16, "device": "cpu", "epochs": 1}
@@ -295,15 +281,6 @@ def test_rows_have_a_run_folder_that_is_resumed(model, tmp_path):
     saved = alone.save(tmp_path / "saved")
     assert bothways.load(saved).task_model.length == 16
     assert "fine-tuned on train rows" in (saved / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    "others", [[], [{"query": "a", "documents": ["b " * 600, "c"], "labels": [1, 0]}]]
-)
-def test_a_query_without_documents_is_named(model, others):
-    rows = [{"query": "a", "documents": [], "labels": []}, *others]
-    with pytest.raises(BothwaysError, match=r"1 example has no document: train row 1"):
-        bothways.finetune(model, rows, task="rerank")
 
 
 def test_surplus_cells_of_csv_rows_are_an_unused_column(tmp_path):

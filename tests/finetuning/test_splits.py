@@ -41,19 +41,19 @@ FIFTH = DevPart((0.8, 0.2), 1)
         ("20%", "20%"),
         ("12.5 %", "12.5%"),
         ("fold 2 of 5", "fold 2 of 5"),
+        *((file, None) for file in ("dev.tsv", "./0.2", "hub:a/b", "20", "dev rows")),
     ],
 )
-def test_shares_and_folds_have_one_name(dev, name):
-    assert str(parse_part(dev)) == name
-    assert parse_part(name) == parse_part(dev)
+def test_shares_and_folds_have_one_name_and_files_are_none(dev, name):
+    part = parse_part(dev)
+    assert (part and str(part)) == name
+    assert parse_part(name) == part
 
 
-@pytest.mark.parametrize("dev", ["dev.tsv", "./0.2", "hub:a/b", "20", "dev rows"])
-def test_names_of_files_are_no_shares(dev):
-    assert parse_part(dev) is None
-
-
-@pytest.mark.parametrize("dev", [0, 1, 1.5, -0.2, "0%", "100%", "1.0", True, "fold 0 of 5"])
+@pytest.mark.parametrize(
+    "dev",
+    [0, 1, 1.5, -0.2, "0%", "100%", "1.0", True, "fold 0 of 5", "fold 6 of 5", "fold 1 of 1"],
+)
 def test_impossible_shares_are_refused(dev):
     with pytest.raises(ConfigError) as caught:
         parse_part(dev)
