@@ -34,7 +34,6 @@ from small_models import SHAPES, batch_for
 from spread import in_turn
 from toy_folder import VOCABULARY, file_settings, make_data
 from toy_task import fit_task
-from toy_training import signal_at
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Steps(60), evaluate=Steps(30), optimizer=AdamW(lr=1e-2), precision="fp32"
