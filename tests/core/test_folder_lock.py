@@ -131,6 +131,6 @@ def test_a_url_is_no_folder_to_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for open_to_write in (lock_folder, replace_folder):
         url = Path("s3://bucket/run")
-        with pytest.raises(ConfigError, match="s3:/bucket/run: is a URL"), open_to_write(url):
+        with pytest.raises(ConfigError, match="s3://bucket/run: is a URL"), open_to_write(url):
             pass
     assert not list(tmp_path.iterdir())

@@ -80,7 +80,7 @@ def test_errors_name_the_url(tmp_path, monkeypatch):
         [*read_documents([damaged])]
     with pytest.raises(DataError, match=r"memory://texts/cut.parquet: is not a complete Parquet"):
         open_table(store("cut.parquet", b"PAR1 no"))
-    with pytest.raises(ConfigError, match=r"s3:/bucket/corpus: is a URL, not a folder"):
+    with pytest.raises(ConfigError, match=r"s3://bucket/corpus: is a URL, not a folder"):
         Corpus.open("s3://bucket/corpus")
 
 

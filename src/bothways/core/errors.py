@@ -209,6 +209,8 @@ class BothwaysError(Exception):
     def message(self, interface: Interface | None = None) -> str:
         """Return the error as one text, with advice for an interface; None for the process's."""
         prefix = "" if self.where is None else os.fspath(self.where).replace("\n", "\\n") + ": "
+        # `Path` has made s3:/bucket/run of s3://bucket/run.
+        prefix = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+:/)(?=[^/\s])", r"\1/", prefix)
         prefix = prefix if len(prefix) < _LONG_PATH else shortened(prefix)
         text = self.what + (f"\n  {self._fix}" if self._fix else "")
         return printable(render(prefix, interface) + shortened(render(text, interface)))
