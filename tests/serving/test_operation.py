@@ -130,9 +130,9 @@ def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):
         digest = digest_of_model(str(copy))
     moved = {"train": "moved.tsv"}
     of_the_run = {
-        "bothways": "9", "date": "2031-01-01", "seconds": 2.5, "settings": moved, "split": moved,
+        "bothways": "9", "date": "2031-01-01", "seconds": 2.5, "settings": moved, "pretraining": moved,
     }  # fmt: skip
-    for record, equal in ((of_the_run, True), ({"length": 7}, False)):
+    for record, equal in ((of_the_run, True), ({"length": 7}, False), ({"source": {}}, False)):
         (copy / "bothways.json").write_text(json.dumps(record))
         assert (digest_of_model(str(copy)) == digest) is equal
     # In older folders of sentence-transformers the pooling is around the model.

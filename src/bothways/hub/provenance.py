@@ -26,8 +26,8 @@ from bothways.hub.resolve import (
     resolve_run,
 )
 
-_OF_THE_RUN = ("bothways", "settings", "base", "data", "split", "seconds", "date", "metrics")
-"""What a record says of the run that made the model."""
+_DECISIVE = ("config", "length", "source", "task")
+"""What a record says of predictions, `source` of an export; the rest is of the run."""
 
 
 def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def digest_of_model(name: str) -> str:
     lines = "".join(f"{path} {_digest(file, stamp(file))}\n" for path, file in named)
     record = object_in(folder / RECORD)
     # A run that is continued may save the same model on another day and from other paths.
-    decisive = {name: record[name] for name in record if name not in _OF_THE_RUN}
+    decisive = {name: record[name] for name in _DECISIVE if name in record}
     lines += json.dumps(decisive, sort_keys=True)
     digest, adapter = hashlib.sha256(lines.encode()).hexdigest(), read_adapter(folder)
     if adapter is None:
