@@ -243,9 +243,10 @@ SHARD = "model-00001-of-00001.safetensors"
 INDEXES: list[tuple[dict[str, Any], str]] = [
     ({}, "has no weight_map from tensors to files"),
     ({"weight_map": {"a": "model-2.safetensors"}}, "names a shard that is not"),
-    ({"weight_map": {"a": "x" * 5_000}}, "names a shard that is not in its folder"),
-    ({"weight_map": {"a": "../x"}}, "not in its folder: '../x'"),
-    ({"weight_map": {"a": 3}}, "not in its folder: 3"),
+    ({"weight_map": {"a": "x" * 5_000}}, "names a shard that is not a .safetensors file"),
+    ({"weight_map": {"a": "model.bin"}}, "names a shard that is not a .safetensors file"),
+    ({"weight_map": {"a": "../x"}}, "in its folder: '../x'"),
+    ({"weight_map": {"a": 3}}, "in its folder: 3"),
     ({"weight_map": {"a": SHARD}}, f"says that {SHARD} holds a, which it does not"),
 ]
 
@@ -300,6 +301,7 @@ def test_pickles_that_hold_more_than_tensors_are_refused(build, message, folder,
 @pytest.mark.parametrize(("index", "message"), INDEXES)
 def test_a_bad_index_of_shards_is_refused(index, message, folder):
     (folder / "model.safetensors").rename(folder / SHARD)
+    torch.save({"a": torch.zeros(2)}, folder / "model.bin")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert_refused(folder, message)
 

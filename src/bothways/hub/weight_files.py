@@ -217,10 +217,11 @@ def _open_shards(index: Path) -> Weights:
     shard_of = read_object(index, FolderError).get("weight_map")
     if not isinstance(shard_of, dict):
         raise FolderError("has no weight_map from tensors to files", where=index, fix=AGAIN)
-    files = {file.name for file in index.parent.iterdir() if file.is_file()}
+    suffix = Path(index.name.removesuffix(".index.json")).suffix
+    files = {file.name for file in index.parent.glob(f"*{suffix}") if file.is_file()}
     for name in shard_of.values():
         if not isinstance(name, str) or name not in files:
-            message = f"names a shard that is not in its folder: {name!r:.80}"
+            message = f"names a shard that is not a {suffix} file in its folder: {name!r:.80}"
             raise FolderError(message, where=index, fix="Download all shards.")
     shards = {name: _open_file(index.parent / name) for name in sorted(set(shard_of.values()))}
     for tensor, name in shard_of.items():
