@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,20 @@ def test_a_link_in_place_of_the_hidden_file_is_not_written_through(tmp_path):
     assert (tmp_path / "other").read_text() == "precious"
     assert (tmp_path / "a").read_text() == "text"
     assert not (tmp_path / "a").is_symlink()
+
+
+def test_threads_that_write_one_file_do_not_collide(tmp_path):
+    barrier = threading.Barrier(3)
+
+    def write(hidden: Path) -> None:
+        hidden.write_text("text")
+        barrier.wait(30)  # all have written before one replaces the file
+
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(replace_file, tmp_path / "a", write) for _ in range(2)]
+        replace_file(tmp_path / "a", write)
+        assert [other.result() for other in others] == [None, None]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_link_to_a_folder_stays_one(tmp_path):

@@ -16,6 +16,7 @@ import platform
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,11 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     if path.exists() and not path.is_file():  # /dev/null would become a file
         raise ResourceError("is a pipe or a device, not a file", where=path, fix="Name a file.")
     target = path.resolve()
-    hidden = target.with_name(f"{HIDDEN}new-{target.name}")
+    # Two threads may write one file. In the main thread the next write replaces what is left of one
+    # that was killed.
+    is_main = threading.current_thread() is threading.main_thread()
+    writer = "new" if is_main else threading.get_native_id()
+    hidden = target.with_name(f"{HIDDEN}{writer}-{target.name}")
     with errors.os_errors(path, _FIX):
         try:
             hidden.unlink(missing_ok=True)  # in a folder that others made, a link to any file
