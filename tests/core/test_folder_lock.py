@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from filelock import FileLock
 
 from bothways.core.errors import ConfigError, ResourceError, os_errors
 from bothways.core.files import LOCK, OWNER, lock_folder, replace_folder
@@ -110,6 +112,21 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
         (folder / "more").touch()
         raise ValueError("refused")
     assert {LOCK, "work", "more"} == {path.name for path in (tmp_path / "kept").iterdir()}
+
+
+def test_what_the_process_before_has_written_stays(tmp_path):
+    lock = FileLock(tmp_path / LOCK)
+    lock.acquire()
+
+    def end(message: str) -> None:
+        """Write, and end, once the other process waits."""
+        (tmp_path / "work").touch()
+        lock.release()
+
+    waiting = lock_folder(tmp_path, 30.0, SimpleNamespace(message=end), begun={"work"})
+    with pytest.raises(ValueError, match="refused"), waiting:
+        raise ValueError("refused")
+    assert (tmp_path / "work").exists()
 
 
 def test_a_place_that_cannot_be_a_folder(tmp_path):

@@ -491,8 +491,8 @@ def lock_folder(
     require_local(folder)
     with errors.os_errors(folder, "Choose another folder."):
         created = [path for path in (folder, *folder.parents) if not path.exists()]
-        previous = set() if created else {file.name for file in folder.iterdir()}
         folder.mkdir(parents=True, exist_ok=True)
+        new = not (folder / LOCK).exists()
         lock = FileLock(folder / LOCK)
         try:
             try:
@@ -506,6 +506,7 @@ def lock_folder(
         except Timeout as error:
             fix = "Wait for it, stop it, or choose another folder."
             raise ResourceError(f"is in use by {_owner(folder)}", where=folder, fix=fix) from error
+        previous = {file.name for file in folder.iterdir()} - {LOCK, OWNER}
     try:
         with errors.os_errors(folder, "Choose another folder."):
             record = json.dumps({"pid": os.getpid(), "host": platform.node()})
@@ -518,8 +519,7 @@ def lock_folder(
             for path in (folder / name for name in {*begun} - previous):
                 with contextlib.suppress(OSError):  # it would hide the error
                     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        new = LOCK not in previous and folder.is_dir()
-        if new and {file.name for file in folder.iterdir()} == previous | {LOCK}:
+        if new and {file.name for file in folder.glob("*")} == previous | {LOCK}:
             with contextlib.suppress(OSError):  # not empty, or Windows, which keeps open files
                 (folder / LOCK).unlink()  # while it is held: another process finds it, or a new one
                 for path in created:
