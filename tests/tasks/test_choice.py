@@ -24,6 +24,7 @@ def test_every_choice_is_a_pair_as_classification_makes_it(tokenizer):
         expected = [pair.sequences[0] for pair in pairs]
         assert sequence.ids.tolist() == [id for part in expected for id in part.ids]
         assert sequence.segments.tolist() == [id for part in expected for id in part.segments]
+        assert sequence.global_attention_mask.tolist() == (sequence.segments == 1).tolist()
         assert sequence.parts == tuple(map(len, expected))
         sums = (sum(pair.tokens for pair in pairs), sum(pair.cut for pair in pairs))
         assert (made.tokens, made.cut) == sums
@@ -111,8 +112,11 @@ def test_a_question_may_have_more_endings_than_those_of_training():
     for count in (2, 3):
         row = {"context": "c", **{f"ending{at}": str(at) for at in range(count)}}
         assert task.example(row).endings == tuple(map(str, range(count)))
-    requested = ChoiceColumns("context", None, ("ending1", "ending2"))
-    assert task.example(row, requested).endings == ("1", "2")
+    requested = ChoiceColumns("context", None, ("ending2", "ending1"))
+    assert task.example(row, requested).endings == ("2", "1")
+    trained = ChoiceTask(replace(requested, endings=("ending1", "ending0")))
+    assert trained.example({**row, "ending2": ""}, labelled=False).endings == ("0", "1", "")
+    assert trained.example({name: row[name] for name in list(row)[:3]}).endings == ("1", "0")
 
 
 NONE = ChoiceColumns()

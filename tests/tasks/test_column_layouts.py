@@ -148,9 +148,12 @@ CONLL_2009 = """1 Anna anna anna NNP NN _ _ 2 2 SBJ SBJ Y anna.01 _ A0
             TagColumns(None, "NE-fine"), [("Anna is", "B-pers.ind O")], id="a header of HIPE",
         ),
         pytest.param(
-            "sentence_id\tword\ttag\n1\tAnna\tB-PER\n1\tis\tO\n2\tin\tO\n2\tOslo\tB-LOC\n",
+            "# language = en\nsentence_id\tword\ttag\n"
+            "1\tAnna\tB-PER\n1\tis\tO\n2\tin\tO\n2\tOslo\tB-LOC\n",
             NONE, [("Anna is", "B-PER O"), ("in Oslo", "O B-LOC")], id="a header and sentences",
         ),
+        pytest.param("word NN\nis VBZ\n", NONE, [("word is", "NN VBZ")], id="no header: its tag"),
+        pytest.param("word B-X\nis O\n", NONE, [("word is", "B-X O")], id="no header: an entity"),
         pytest.param(
             "1 O\n2 O\n3 B-NUM\n", NONE, [("1 2 3", "O O B-NUM")], id="numbers that are words",
         ),
@@ -211,6 +214,7 @@ def test_notes_name_the_columns(tmp_path):
     assert note.startswith(f"{file}: ")
     assert "1 (form)" in note
     assert "name=… in column 9 (misc)" in note
+    assert "brackets of column 1, such as (PER*" in read(file, "anna (PER*\nberg *)\n")[1]
     _, note = read(file, "1\tanna\tB-PER\tO\n2\tsings\tO\tO\n")
     assert "column 0 counts" in note
     assert 'label="3"' in render(note)

@@ -111,6 +111,7 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path):
     [
         (("text", "sentence", "label"), r"a\.tsv: cannot tell which column is the text \(text"),
         (("text", "sentence1", "sentence2", "label"), "is the text"),
+        (("text", "premise", "hypothesis", "label"), r"is the text \(premise, hypothesis, text\)"),
         (("words", "label"), r"a\.tsv: cannot tell which column is the text \(words, label\)"),
         (("text", "label", "class"), r"the label \(label, class\)"),
         (("text", "opinion"), r"the label \(text, opinion\); .*\n  Or rename it to 'label'\.$"),

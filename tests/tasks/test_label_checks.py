@@ -86,6 +86,7 @@ AGAIN = [RankExample(query, ("a", "b"), (1.0, 0.0), joined=True) for query in ("
     [
         (MultilabelTask(), SEVERAL + labelled("x", text=" "), [], "rows error", "1 example has an empty text: b:1"),
         (MultilabelTask(), SEVERAL + labelled(None), [], "labels error", "1 example has no label .*: b:1"),
+        (MultilabelTask(), SEVERAL + labelled("N/A"), [], "labels error", "1 example has no label .*'N/A'.*: b:1"),
         (MultilabelTask(), SEVERAL, labelled("z"), "labels error", r"has no training example: b:1 \('z'\)"),
         (MultilabelTask(), SEVERAL + labelled("z"), fair_texts(4, 900), "labels warning", "no dev example has .* labels z"),
         (MultilabelTask(), fair_texts(200) + labelled("z"), [], "balance warning", r"less than 1% .*: z \(1\)"),
@@ -224,6 +225,7 @@ def test_labels_that_look_alike_are_named(pair):
     labels = pair.split(" ")
     (warning,) = findings_of(labels * 5)
     assert "learned as different ones" in warning
+    assert {"\u200b", "\u0301"}.isdisjoint(warning)  # which no one would see
     words = [TagExample(tuple("abc"[: len(labels)]), tuple(f"B-{name}" for name in labels))]
     for found in (MultilabelTask().check(labelled(*labels), []), TaggingTask().check(words, [])):
         check(found, "labels warning", "learned as different ones")
