@@ -26,7 +26,7 @@ def objects(start: str = "start", end: str = "end", kind: str = "label") -> list
 
 LABEL_STUDIO = {
     "id": 7,
-    "data": {"text": TEXT, "source": 3},
+    "data": {"source": "news", "text": TEXT},
     "annotations": [
         {"was_cancelled": True, "result": []},
         {

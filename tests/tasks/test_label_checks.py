@@ -191,6 +191,8 @@ def test_a_column_for_each_label_is_read_in_files_and_rows(tmp_path):
     ]
     task = MultilabelTask(columns=JIGSAW)
     assert [task.example(row).labels for row in rows] == [("toxic", "threat"), ()]
+    one = MultilabelTask(columns=TextColumns("text", None, "a,b"))
+    assert one.example({"text": "one", "a,b": "red"}).labels == ("red",)
     check(reading.task.check(examples[:2], []), "labels warning", "obscene.* left out")
 
 

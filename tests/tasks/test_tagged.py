@@ -107,6 +107,9 @@ def test_words_without_tags(tmp_path):
     file = write(tmp_path / "a.txt", "1 EU\n2 rejects\n")
     example = TagExample(("EU", "rejects"), None, f"{file}:1")
     assert read(file, TagColumns("1"), labelled=False) == [example]
+    file = write(tmp_path / "b.conll", "1 EU\n2 rejects\n")
+    trained = opened(file, usual=TagColumns("1", "3"), labelled=False)
+    assert trained[1] == [(0, replace(example, where=f"{file}:1"))]
     with pytest.raises(DataError, match=r"has 1 column \(EU\); the word is to be column 1\n"):
         read(write(tmp_path / "a.conll", "EU\n"), TagColumns("1"), labelled=False)
 

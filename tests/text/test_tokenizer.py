@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend, models, normalizers, pre_tokenizers
 
 import toy_text
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
+from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import CONFIG, Specials
 from bothways.text.trainers import ByteBPE, Unigram, train_vocabulary
@@ -209,6 +210,15 @@ def test_decode(pairs):
     assert ours.decode([]) == ""
 
 
+def test_a_model_without_segments_reads_all_in_the_first(pairs):
+    ours = pairs[0][0]
+    flat = ours.for_segments(1)
+    assert ours.for_segments(2) is ours
+    sequence = assemble(*flat.encode(["hello", "world"]), flat.template)
+    assert sequence.ids.tolist() == ours.backend.encode("hello", "world").ids
+    assert not sequence.segments.any()
+
+
 def test_arrays_can_be_written(pairs):
     ours = pairs[0][0]
     ours.encode(["hello"])[0][0] = 0
@@ -340,3 +350,6 @@ def test_words_end_at_punctuation_and_in_scripts_without_spaces(kind):
     assert max(map(len, words)) <= 16
     assert len(words[words.index(next(w for w in words if "数" in w)) :]) >= 2
     assert "".join(words) == text[0].replace(" ", "").replace("。", words[-1][-1])
+    if isinstance(kind, ByteBPE):  # of each ideograph the bytes alone are tokens
+        tokenizer = train_vocabulary(["the cat"], ByteBPE(size=265))
+        assert [*filter(None, _words(tokenizer, "the 国家"))] == ["the", "国", "家"]
