@@ -278,6 +278,15 @@ def test_the_alphabet_covers_a_script_of_many_characters():
     assert train_vocabulary(text, WordPiece(size=2000, coverage=1.0)).size == 1515
 
 
+@pytest.mark.parametrize(("kind", "kept"), [(WordPiece(2205), 1100), (Unigram(1105), 1099)])
+def test_the_alphabet_has_as_many_characters_as_there_is_room_for(kind, kept):
+    """Of a script whose characters go on a word; the mark of a space is a token of Unigram, too."""
+    characters = {chr(0xA000 + i) for i in range(1165)}
+    tokenizer = train_vocabulary(["".join(sorted(characters))] * 9, kind)
+    assert tokenizer.size == kind.size
+    assert len(characters & tokenizer.backend.get_vocab().keys()) == kept
+
+
 def test_smoothing_keeps_more_words_of_a_small_language_whole():
     """Two artificial languages, 1000 : 1 in size, of words over different letters."""
     draws = np.random.default_rng(0)

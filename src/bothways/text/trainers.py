@@ -314,7 +314,9 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend
         letters = sorted(letter for letter, _ in ranked[: kind.alphabet])
     else:
         # coverage=0.9 and the counts a 50, b 30, c 15, d 5 → a, b, c, if at least two are kept.
-        letters = sorted(_covering(ranked, kind, lambda letter: 1 + _goes_on(letter, backend)))
+        room = kind.size - len(SPECIALS)
+        tokens = lambda letter: 1 + _goes_on(letter, backend)  # noqa: E731
+        letters = sorted(_covering(ranked, kind.coverage, room, tokens))
     inner = ["##" + letter for letter in letters if _goes_on(letter, backend)]
     characters = f"{len(letters)} characters, {len(inner)} of them also within words"
     _check_size(
@@ -333,18 +335,18 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend
 
 
 def _covering(
-    ranked: list[tuple[str, int]], kind: WordPiece | Unigram, tokens: Callable[[str], int]
+    ranked: list[tuple[str, int]], coverage: float, room: int, tokens: Callable[[str], int]
 ) -> list[str]:
-    """Return the first characters, and those after them up to the coverage or the size.
+    """Return the first characters, and those after them up to the coverage or the room.
 
     Args:
+        room: the number of tokens that may be characters.
         tokens: returns how many tokens a character needs.
     """
     letters, total, covered = list[str](), sum(count for _, count in ranked), 0
-    room = kind.size - len(SPECIALS)
     for letter, count in ranked:
         room -= tokens(letter)
-        if len(letters) >= ALPHABET and (covered >= kind.coverage * total or room < 0):
+        if len(letters) >= ALPHABET and (covered >= coverage * total or room < 0):
             break
         letters.append(letter)
         covered += count
@@ -386,7 +388,8 @@ def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> Backend:
         counts.update(backend.normalizer.normalize_str(text))
     del counts[" "]
     ranked_letters = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    letters = {*_covering(ranked_letters, kind, lambda letter: 1)}
+    room = kind.size - len(SPECIALS) - 1  # without "▁", which every text begins with
+    letters = {*_covering(ranked_letters, kind.coverage, room, lambda letter: 1)}
     needed = len(letters | {"▁"}) if letters else 0
     _check_size(kind.size, needed, f"{needed} characters", ", or drop texts with rare characters")
     # A rare character becomes a space in training, and so unknown afterwards
