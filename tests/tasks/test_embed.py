@@ -134,6 +134,8 @@ def test_the_columns_of_sts_are_known(tmp_path):
     reading = SentenceEmbeddingTask().read(str(file))
     assert reading.task.columns == EmbedColumns("sentence1", "sentence2", "score")
     assert list(reading.examples) == [VectorExample('A "man', "A dog.", "2.500", f"{file}:2")]
+    trained = SentenceEmbeddingTask(EmbedColumns("source1", "sentence2", "score"))
+    assert trained.read(str(file)).task == trained
     bare = SentenceEmbeddingTask().read(str(file), EmbedColumns("sentence2"), labelled=False)
     (texts,) = bare.examples
     assert (texts.text, texts.text_b, texts.label) == ("A dog.", None, None)

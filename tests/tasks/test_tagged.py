@@ -304,6 +304,8 @@ def test_rows_of_words_are_joined_in_order(tmp_path):
     for reader in (task, TaggingTask()):
         words = [example.words for example in reader.read(str(file), labelled=False).examples]
         assert words == [("Anna", "sings"), ("in", "Oslo,")]
+    with pytest.raises(DataError, match=r"the tags \(sentence_id, word\)"):
+        read_file(file, "sentence_id,word\n1,Anna\n1,sings\n", TaggingTask())
     texts = "sentence_id,text\n1,Anna sings.\n1,In Oslo.\n"  # texts beside a number stay texts
     examples = read_file(file, texts, TaggingTask(), labelled=False)
     assert [example.text for example in examples] == ["Anna sings.", "In Oslo."]
@@ -384,6 +386,7 @@ def test_an_absent_word_is_refused():
         (["東", "京", "タ", "ワ", "ー", "に"], "characters"),
         (["我", "有", "10", "年", "北京"], "auto"),
         (["a", "b", "c"], "auto"),
+        (["א", "ב", "ג"], "auto"),
         ([], "auto"),
     ],
 )
