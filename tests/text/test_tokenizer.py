@@ -219,6 +219,19 @@ def test_a_model_without_segments_reads_all_in_the_first(pairs):
     assert not sequence.segments.any()
 
 
+def test_a_batch_is_cut_as_by_transformers(pairs):
+    ours, theirs = pairs[0]
+    texts = ["hello world a b c", ("a b c d e", "hello"), ("hello", "a b c d e")]
+    rows = [
+        theirs(*([text] if isinstance(text, str) else text), truncation=True, max_length=6)
+        for text in texts
+    ]
+    batch = ours.batch(texts, length=6)
+    assert batch.layout.lengths == [6] * 3
+    assert batch.ids.tolist() == [id for row in rows for id in row["input_ids"]]
+    assert batch.segments.tolist() == [id for row in rows for id in row["token_type_ids"]]
+
+
 def test_arrays_can_be_written(pairs):
     ours = pairs[0][0]
     ours.encode(["hello"])[0][0] = 0
