@@ -29,7 +29,7 @@ def charsmap(replacements: dict[str, str]) -> bytes:
     return struct.pack("<I", units.nbytes) + units.tobytes() + texts
 
 
-MAP = charsmap({"%": "percent", "&": "and", "\t": " "})
+MAP = charsmap({"%": "percent", "&": "and", "\t": " ", "#": "no"})  # "#" is in `PROBES`
 WORDS = ["▁", "▁the", "▁hello", "lo", "he", "ing", "▁play", "and", "9,"]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCÉß0123456789.,!?'\"()中文é😀אבβ"
 PIECES = [
