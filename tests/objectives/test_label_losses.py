@@ -43,10 +43,12 @@ def test_weighed_and_smoothed_cross_entropy_is_torchs(rows, classes, smoothing, 
     labels = torch.randint(classes, (rows,), generator=generator)
     labels[1:][torch.rand(rows - 1, generator=generator) < 0.3] = IGNORED
     weights = torch.rand(classes, dtype=torch.float64, generator=generator) + 0.1
-    kept = labels[labels != IGNORED]
-    found = weighted_cross_entropy(logits, labels, weights, smoothing)
-    mean = F.cross_entropy(logits, labels, weights, ignore_index=IGNORED, label_smoothing=smoothing)
-    check_equal(found.total / weights[kept].sum(), mean, logits)
+    factors = torch.rand(rows, dtype=torch.float64, generator=generator)
+    found = weighted_cross_entropy(logits, labels, weights, smoothing, factors)
+    each = F.cross_entropy(
+        logits, labels, weights, ignore_index=IGNORED, label_smoothing=smoothing, reduction="none"
+    )
+    check_equal(found.total, (each * factors).sum(), logits)
     assert int(found.hits) == int((logits.argmax(1) == labels).sum())
 
 
@@ -71,9 +73,10 @@ def test_squared_error_is_torchs(rows, seed):
     generator = torch.Generator().manual_seed(seed)
     outputs, scores = (torch.randn(2, rows, dtype=torch.float64, generator=generator) * 3).unbind()
     scores[torch.rand(rows, generator=generator) < 0.3] = torch.nan
-    found, known = squared_error(outputs.requires_grad_(), scores), ~scores.isnan()
-    wanted = F.mse_loss(outputs[known], scores[known], reduction="sum")
-    check_equal(found.total, wanted, outputs)
+    factors, known = torch.rand(rows, dtype=torch.float64, generator=generator), ~scores.isnan()
+    found = squared_error(outputs.requires_grad_(), scores, factors)
+    each = F.mse_loss(outputs[known], scores[known], reduction="none")
+    check_equal(found.total, (each * factors[known]).sum(), outputs)
     assert found.hits is None
 
 
@@ -88,10 +91,11 @@ def test_binary_cross_entropy_is_the_formula(rows, labels, scale, seed):
     logits = torch.randn(rows, labels, dtype=torch.float64, generator=generator) * scale
     truth = torch.randint(2, (rows, labels), generator=generator).double()
     truth[torch.rand(rows, generator=generator) < 0.3] = torch.nan
-    found, known = binary_cross_entropy(logits.requires_grad_(), truth), ~truth.isnan()
+    factors = torch.rand(rows, 1, dtype=torch.float64, generator=generator)
+    found, known = binary_cross_entropy(logits.requires_grad_(), truth, factors), ~truth.isnan()
     z, y = logits[known], truth[known]
-    wanted = -(y * F.logsigmoid(z) + (1 - y) * F.logsigmoid(-z)).sum()
-    check_equal(found.total, wanted, logits)
+    each = -(y * F.logsigmoid(z) + (1 - y) * F.logsigmoid(-z))
+    check_equal(found.total, (each * factors.expand_as(truth)[known]).sum(), logits)
     assert int(found.hits) == int(((logits > 0) == (truth == 1))[known].sum())
 
 
