@@ -13,11 +13,12 @@ from bothways.model.attention.dispatch import attend
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.attention.probabilities import attention_probabilities
+from bothways.model.config import Sharing
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
-from bothways.model.model import Encoder, Model, recorded_attentions
+from bothways.model.model import Encoder, Model, recorded_attentions, recorded_projections
 from bothways.objectives.masked_lm import MaskedLMModule
 from family_peers import assert_gradients_equal
-from small_models import SHAPES, batch_for
+from small_models import SHAPES, SMALL, batch_for
 
 LENGTHS = [7, 20, 19, 1, 17, 3, 20]
 
@@ -46,6 +47,18 @@ def test_pretraining_losses_equal_transformers(order):
     loss.backward()
     torch.testing.assert_close(loss, wanted.loss, rtol=1e-5, atol=1e-5)
     assert_gradients_equal(FAMILIES[order], FAMILIES[order].architectures[0], mine, theirs)
+
+
+@torch.no_grad()
+def test_projections_of_a_layer_are_those_of_its_last_block():
+    config = replace(SMALL, depth=4, sharing=Sharing(groups=2, layers_per_group=2))
+    encoder, batch = Encoder(config).eval(), batch_for(config)
+    with recorded_projections(encoder, {3}) as found:
+        layers = encoder(batch, keep_layers=True).layers
+    first, last = encoder.layer(2)
+    expected = last.attention.qkv(first(layers[2], AttentionView(batch.layout)))
+    assert found.keys() == {3}
+    torch.testing.assert_close(found[3].flatten(1), expected)
 
 
 SHORT = [9, 3, 40, 1]

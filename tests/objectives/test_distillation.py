@@ -146,16 +146,16 @@ def test_logits_in_parts_give_the_gradients_of_the_whole(rows, monkeypatch):
     assert all(torch.allclose(found[n], expected[n], atol=1e-10) for n in expected)
 
 
-@pytest.mark.parametrize("widths", [(32, 32), (16, 48)])
-def test_relations_are_those_of_dense_matrices(widths):
+@pytest.mark.parametrize(("widths", "layer"), [((32, 32), None), ((16, 48), 1)])
+def test_relations_are_those_of_dense_matrices(widths, layer):
     """MiniLMv2, section 3: of a student and a teacher of other widths and numbers of heads."""
     student, teacher = (
         shape(width=widths[0]),
         shape(width=widths[1], depth=4, heads=3 if widths[1] == 48 else 2),
     )
-    module = build_module((Relations(1.0, 8, teacher_layer=3),), student, teacher)
+    module = build_module((Relations(1.0, 8, 3, layer),), student, teacher)
     batch = batch_of()
-    ours = dense_projections(module.model, batch, 2)
+    ours = dense_projections(module.model, batch, layer or 2)
     theirs = dense_projections(module.teacher, batch, 3)
     sums, tokens = [0.0, 0.0, 0.0], sum(batch.layout.lengths)
     for mine, other in zip(ours, theirs, strict=True):

@@ -147,6 +147,15 @@ def test_a_draw_that_equals_the_original_counts_as_original(module, monkeypatch)
     assert losses["replaced"].counts["replaced"] == 0
 
 
+def test_the_factor_and_the_temperature_of_the_objective_count():
+    module = build_module(ReplacedTokens(replaced=7.0, temperature=1e-6), shape_of())
+    assert module.coefficients == {"replaced": 7.0}
+    batch = pack(draw_sequences(ReplacedTokens()))
+    index = batch.targets["masked"].index
+    likeliest = module.generator(batch, heads=["masked"]).logits["masked"][index].argmax(1)
+    assert torch.equal(discriminated(module, batch)[1][index], likeliest)
+
+
 def test_an_update_does_not_depend_on_microbatches(module):
     check_splits(module.double(), draw_sequences(ReplacedTokens()))
 

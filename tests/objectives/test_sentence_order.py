@@ -165,7 +165,7 @@ def test_spans_at_an_end_and_places_far_inside_have_no_target():
 @pytest.fixture
 def module() -> SpanBoundaryModule:
     config = EncoderConfig(SIZE, width=32, depth=2, heads=2, intermediate_size=48)
-    return build_module(MaskedLMSpanBoundary(), config).double()
+    return build_module(MaskedLMSpanBoundary(boundary=3.0), config).double()
 
 
 SPANS = MaskedLMSpanBoundary(masking=Masking(0.3, Spans(), decided_by="unit"))
@@ -197,6 +197,7 @@ def test_the_loss_is_the_formula(module):
             total -= torch.log_softmax(logits, 0)[sequence.targets["masked"].ids[place]].item()
             count += 1
     assert weights["boundary"] == count
+    assert module.coefficients == {"boundary": 3.0}
     check_splits(module, sequences)
     assert losses["boundary"].total.item() == pytest.approx(total, rel=1e-12)
 

@@ -10,7 +10,7 @@ from attention_formulas import assert_same_with_gradients, formula
 from bothways.core.batch import LOOSE, Layout, RectanglePolicy
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.dispatch import attend, attend_gathered
-from bothways.model.attention.mask import AttentionView, HeadIndex
+from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.kernels import dropout as dropouts
 from bothways.model.kernels.dropout import draw_seed, keep_mask
@@ -95,19 +95,6 @@ def test_a_sequence_that_is_not_finite_spoils_no_other():
     assert found[first:].isfinite().all()
     assert qkv.grad[first:].isfinite().all()
     assert qkv.grad[first:].abs().sum() > 0
-
-
-def test_places_there_and_back():
-    """Each vector in its rectangle, and again in the batch; padding is the first token of its sequence."""
-    layout = Layout.of([2, 3])
-    (rectangle,) = layout.rectangles
-    places = HeadIndex.of(rectangle, HEADS)
-    names = torch.arange(5 * 3 * HEADS).view(5, 3, HEADS)
-    gathered = names.flatten()[places.sources].view(3, 2, HEADS, 3)
-    assert torch.equal(gathered[1, :, 2], names[[[0, 1, 0], [2, 3, 4]], 1, 2])
-    assert torch.equal(gathered.flatten()[places.gradients].view(names.shape), names)
-    assert torch.equal(gathered[0].flatten()[places.outputs].view(5, HEADS), names[:, 0])
-    assert torch.equal(names[:, 0].flatten()[places.queries].view(2, HEADS, 3), gathered[0])
 
 
 @pytest.mark.parametrize("learning", [True, False])

@@ -3,16 +3,12 @@
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from attention_formulas import assert_same_with_gradients, formula
-from bothways.core.batch import Batch, Layout
-from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.kernels import library
+from bothways.core.batch import Layout
 from bothways.model.kernels.attention import packed_attention
-from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.kernels.library import Feature, kernel_features
-from bothways.model.model import Encoder
 from kernel_cases import (
     LENGTHS,
     NEEDS_AMX,
@@ -227,34 +223,3 @@ def test_a_number_that_is_not_finite_spoils_its_own_gradient_alone(rate, dtype):
     packed_attention(qkv, Layout.of([20, 20]), rate).sum().backward()
     assert qkv.grad[:20].isfinite().all()
     assert not qkv.grad[20:].isfinite().any()
-
-
-@NEEDS_AVX512
-@pytest.mark.parametrize("dtype", LEARNED)
-def test_training_follows_torchs_operators(dtype):
-    """20 steps of an encoder without dropout, on batches of many lengths."""
-
-    def losses() -> Tensor:
-        torch.manual_seed(0)
-        encoder = Encoder(EncoderConfig(60, 32, 2, 2, 48, dropout=Dropouts(0.0, 0.0)))
-        head, found = nn.Linear(32, 60), []
-        optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 1e-2)
-        for _ in range(20):
-            layout = Layout.of(torch.randint(1, 40, (6,)).tolist())
-            ids = torch.randint(0, 60, (layout.tokens,))
-            batch = Batch(ids, torch.zeros_like(ids), layout)
-            with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
-                loss = cross_entropy(head(encoder(batch).last), ids).total / len(ids)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(float(loss.detach()))
-        return torch.tensor(found)
-
-    with library.limit(Feature(0)):
-        plain = losses()
-    mine = losses()
-    assert plain[-1] < plain[0] / 2
-    rtol, atol = (1e-3, 1e-4) if dtype is torch.float32 else (0.05, 0.01)
-    torch.testing.assert_close(mine, plain, rtol=rtol, atol=atol)
-    assert not torch.equal(mine, plain)
