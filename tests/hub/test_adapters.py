@@ -153,7 +153,7 @@ def test_tied_embedding_is_refused(tmp_path):
 def test_encoder_with_the_tokenizer_of_its_base(tmp_path, monkeypatch):
     """A relative path of the base may begin at the adapter; the base's content counts in digests."""
     make_folder(tmp_path / "base")
-    # A folder of that name next to the current one would come first.
+    # A folder of that name next to the current one comes first, once there is one.
     (tmp_path / "some" / "where").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "some" / "where")
     adapted = make_adapter(
@@ -178,6 +178,10 @@ def test_encoder_with_the_tokenizer_of_its_base(tmp_path, monkeypatch):
     before = digest_of_model(str(tmp_path / "adapter"))
     (tmp_path / "base/vocab.txt").write_text("changed")
     assert digest_of_model(str(tmp_path / "adapter")) != before
+    (tmp_path / "some" / "base").mkdir()
+    with pytest.raises(FolderError, match="has no config") as caught:
+        load_model(tmp_path / "adapter")
+    assert caught.value.where == Path("../base")
 
 
 @pytest.fixture

@@ -288,6 +288,14 @@ def test_a_tensor_under_two_names_is_said(tmp_path):
     assert bool((loaded.model.heads["pooler"].dense.bias == 1).all())
 
 
+def test_names_that_a_wrapper_keeps_apart_stay_as_they_are(tmp_path):
+    """Else one of two tensors would be passed over in silence."""
+    again = {"module.pooler.dense.bias": torch.ones(WIDTH)}
+    theirs = peer("Bert", "Model")
+    loaded = load_model(folder_of(theirs, tmp_path / "theirs", lambda tensors: tensors | again))
+    assert loaded.report.unused == dict.fromkeys(again, "not a known part of this family")
+
+
 def test_an_output_layer_of_its_own_that_settings_deny_is_refused_where_it_matters(tmp_path):
     def untie(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         changed = with_decoder(tensors)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.hub.model_folder import save_model
+from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.hub.resolve import MODEL_FILES
 from bothways.hub.sentence_transformers import Pooling, read_program_config
@@ -132,6 +132,7 @@ def test_what_is_written_is_read_by_both(tmp_path, pooling, normalised):
     assert_close(opened.encode(TEXTS), expected)
     prompted = other.encode(TEXTS[:3], prompt_name="query", show_progress_bar=False)
     assert_close(opened.encode(TEXTS[:3], prompt_name="query"), prompted)
+    assert load_model(place).report.unread_files == ()
     (place / "bothways.json").unlink()  # as if the other had written it
     opened = open_task(str(place), settings={"normalised": True})
     assert opened.task_model.task == SentenceEmbeddingTask(normalised=True, **settings)
