@@ -186,6 +186,7 @@ HUGE = varint(2**70 - 1)
         (lambda: rows((b"x", GOOD), compression=1), "the block at 0 is compressed"),
         (lambda: b"x" + rows((b"x", GOOD))[1:], "the block at 0 does not match its checksum"),
         (twice, "its blocks overlap"),
+        (lambda: Table().finish([(b"z", varint(0) + varint(99))]), "the block at 0 ends beyond the others"),
         (lambda: with_block(b""), "the block at 0 is too short for its 0 restart points"),
         (lambda: with_block(struct.pack("<I", 2**32 - 1)), "is too short for its 4294967295 restart points"),
         (lambda: with_block(b"\0\0\1" + END), "an entry ends 1 bytes after its block"),
