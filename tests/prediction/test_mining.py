@@ -37,9 +37,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"margin": None}, {"margin": None, "absolute_margin": 0.1}, {"margin": 0.2, "skip": 2}],
+    [
+        {}, {"margin": None}, {"margin": None, "absolute_margin": 0.1}, {"margin": 0.2, "skip": 2},
+        {"margin": None, "depth": 5}, {"margin": None, "depth": 9, "skip": 4, "choose": "random"},
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_negatives_are_those_of_a_search_by_hand(settings, index, folder, tmp_path):
     rows = [*pairs(8), {"anchor": TEXTS[0], "positive": [TEXTS[1], TEXTS[2]]}]
     rows.append({"anchor": TEXTS[0], "positive": TEXTS[5]})  # of one query, in two rows
@@ -49,6 +52,8 @@ def test_negatives_are_those_of_a_search_by_hand(settings, index, folder, tmp_pa
     encode = bothways.load(folder, "embed", device="cpu", normalised=True).encode
     vectors = dict(zip(TEXTS, encode(TEXTS).astype(np.float64), strict=True))
     likely = {(line["row"], line["candidate"]) for line in lines(done.likely_file)}
+    depth, drawn = settings.get("depth", 100), settings.get("choose") == "random"
+    ranks = list[int]()
     for number, (row, mined) in enumerate(zip(rows, lines(done.file), strict=True)):
         query, positives = row["anchor"], row["positive"]
         positives = [positives] if isinstance(positives, str) else positives
@@ -61,12 +66,20 @@ def test_negatives_are_those_of_a_search_by_hand(settings, index, folder, tmp_pa
         bars = [lowest - margin * abs(lowest)] if margin is not None else []
         bars += [lowest - absolute] if absolute is not None else []
         bar = min(bars, default=np.inf)
-        ranked = [t for t in sorted(TEXTS, key=lambda t: -scores[t]) if t not in answers]
+        # The last query has five answers: a ranking is read deeper by so many documents.
+        deepest = sorted(TEXTS, key=lambda t: -scores[t])[: depth + 5]
+        ranked = [t for t in deepest if t not in answers]
         expected = [t for t in ranked if scores[t] <= bar]
         skip = settings.get("skip", 0)
-        assert mined["negative"] == expected[skip : skip + 3]
+        if drawn:  # with the query and its answers, which are found and not chosen
+            among = [t for t in deepest[skip:depth] if t not in answers]
+            assert {*mined["negative"]} <= {*among}
+            ranks += map(among.index, mined["negative"])
+        else:
+            assert mined["negative"] == expected[skip : skip + 3]
         near = {t for t in ranked if scores[t] > bar}
         assert {text for at, text in likely if at == number} == near
+    assert not drawn or len({*ranks}) > 3
     assert (done.rows, done.likely) == (10, len(likely))
     assert done.negatives == sum(len(line["negative"]) for line in lines(done.file))
 
