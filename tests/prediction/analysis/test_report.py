@@ -102,6 +102,7 @@ def test_slices_hold_what_they_say(opened, analysed, pairs):
     right = np.array([prediction.label == example.label for example, prediction in pairs])
     losses = -np.log([prediction.probabilities[example.label] for example, prediction in pairs])
     rows = {(row[0], row[1]): row for row in table.rows}
+    assert table.columns[3:] == ["accuracy", "±", "cross-entropy", "±"]
     cut = np.array([item.cut > 0 for item in inputs])
     for name, chosen in (("truncated", cut), ("whole", ~cut)):
         row = rows["truncation", name]
@@ -174,10 +175,11 @@ def test_of_many_classes_the_worst_are_shown():
     size = 77
     names = [f"class {place}" for place in range(size)]
     confused = [(40, 50)] * 8 + [(3, 40)] * 5 + [(60, 61)]
-    right = [(place, place) for place in range(size)] * 9
+    right = [(place, place) for place in range(size)] * 9 + [(76, 76)] * 90
     matrix, pairs, table = base.confusion_sections(names, Confusion(size, right + confused))
     assert len(matrix.labels) == base.MAX_CLASSES
     assert {names[place] for place in (3, 40, 50, 60, 61)} <= {*matrix.labels}
+    assert names[76] not in matrix.labels  # it is the largest, without an error
     at = [*matrix.labels].index
     assert matrix.counts[at("class 40")][at("class 50")] == 8
     assert "20 of 77 classes with the most errors" in matrix.note

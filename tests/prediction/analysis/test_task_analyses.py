@@ -113,7 +113,8 @@ def test_tags_are_counted_and_shown():
     *_, total = kinds.rows
     assert kinds.rows[:2] == [["LOC", 1, 0, 0, 0, 1, 0], ["PER", 1, 1, 0, 0, 0, 0]]
     assert total == ["all", 2, 1, 0, 0, 1, 0]
-    assert list(kinds.columns) == ["type", *analyses.OUTCOMES]
+    assert (list(kinds.columns), kinds.total) == (["type", *analyses.OUTCOMES], True)
+    assert tags.baseline() == {"accuracy": pytest.approx(1 / 3), "f1": 0.0}
     assert confusions.counts[1] == [1, 1, 0, 0, 0]
     assert isinstance(by_tag, s.TableSection)
     assert curve.lines[0].y == pytest.approx([4 / 6])
@@ -146,6 +147,7 @@ def test_plain_tags_have_no_kinds_of_errors():
     tags.add(TagExample(("Ada",), ("O",)), tagged(["O"]))
     kinds = [s.ConfusionMatrix, s.TableSection, s.Curves, s.Details]
     assert [type(part) for part in tags.sections()] == kinds
+    assert tags.baseline() == {"accuracy": 1.0}
 
 
 CONTEXT = "The big cat sat on a mat in Oslo."
@@ -182,6 +184,7 @@ def test_what_becomes_of_questions(question, text, kind):
     answers = analyses.AnswerAnalysis()
     answers.add(question, answered(text))
     assert answers.kinds == {kind: 1}
+    assert answers.baseline() == {}  # where all have an answer, or none has
 
 
 def test_answers_are_counted_and_shown():
@@ -191,6 +194,7 @@ def test_answers_are_counted_and_shown():
     table, curve, _ = answers.sections()
     assert [row[2:] for row in table.rows] == [[1, "25.0 %"]] * 4 + [[0, "0.0 %"]] * 2
     assert curve.lines[0].y == [0.5]
+    assert answers.baseline() == {"em": 0.25, "f1": 0.25, "f1_best": 0.25}
     assert answers.add(KNOWN, answered("Oslo", 0.6)).cost == pytest.approx(0.6)
     assert answers.add(KNOWN, answered("cat sat", 0.6)).cost == pytest.approx(0.6 * (1 - 2 / 3))
     assert answers.add(KNOWN, answered("Oslo")).doubt == 0.9
@@ -238,6 +242,8 @@ def test_residuals_are_numpys():
     expected = [left.mean(), abs(left).mean(), (left**2).mean() ** 0.5]
     expected += [*np.quantile(left, [0.05, 0.5, 0.95]), abs(left).max()]
     assert [row[1] for row in table.rows] == pytest.approx(expected)
+    baseline = {"spearman": 0.0, "pearson": 0.0, "mse": pytest.approx(truth.var())}
+    assert scores.baseline() == baseline
     pair, one = TextExample("x", "y", "2.5"), predictions.ScorePrediction(1.0)
     assert scores.add(pair, one).cost == 2.25
     assert "2.500, predicted 1.000" in scores.show(pair, one).truth
