@@ -26,7 +26,9 @@ def data(workshop: Workshop) -> Iterator[Case]:
     files = {
         "rows.jsonl": lines.encode(),
         "rows.json": json.dumps(rows).encode(),
-        "rows.csv": "".join(f'"{row["text"]}",{row["label"]}\n' for row in rows).encode(),
+        "rows.csv": (
+            "text,label\n" + "".join(f'"{row["text"]}",{row["label"]}\n' for row in rows)
+        ).encode(),
         "rows.tsv": (
             "text\tlabel\n" + "".join("\t".join(r.values()) + "\n" for r in rows)
         ).encode(),
