@@ -20,6 +20,7 @@ from bothways.model.kernels import abi, library
 from bothways.model.kernels.library import ALL_FEATURES, Feature
 from bothways.text.tokenizer import Tokenizer
 from toy_animals import WORDS, document
+from toy_text import write_vocabulary
 
 # A slow or busy machine is no failure, and the same commit passes or fails alike everywhere. Hypothesis
 # draws numbers that it finds in the modules imported so far, and filters those out of range: how many
@@ -133,9 +134,7 @@ def operators(request) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf8")
-    return Tokenizer.load(folder / "vocab.txt")
+    return Tokenizer.load(write_vocabulary(tmp_path_factory.mktemp("tokenizer"), WORDS))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A toy writer of TensorFlow's checkpoint format, for tests, with a CRC-32C of its own."""
+"""A toy writer of TensorFlow's checkpoint format."""
 
 import struct
 from collections.abc import Iterable, Mapping
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,24 +16,8 @@ MAGIC = 0xDB4775248B80FB57
 TYPES = {"float32": 1, "float64": 2, "int32": 3, "int64": 9, "float16": 19}
 
 
-def _table() -> list[int]:
-    rows = []
-    for byte in range(256):
-        rest = byte
-        for _ in range(8):
-            rest = rest >> 1 ^ (0x82F63B78 if rest & 1 else 0)
-        rows.append(rest)
-    return rows
-
-
-_ROWS = _table()
-
-
 def masked_crc(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _ROWS[(crc ^ byte) & 255] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
+    crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
 
 

@@ -16,6 +16,7 @@ from bothways.model.model import Model
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
+from toy_text import write_vocabulary
 
 GOOD, BAD = ("good", "fine", "great"), ("bad", "poor", "awful")
 FILLERS = (
@@ -25,11 +26,7 @@ VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *GOOD, *BAD, *FILLER
 
 
 def make_tokenizer(folder: Path) -> Tokenizer:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text(
-        "".join(f"{token}\n" for token in VOCABULARY), encoding="utf8"
-    )
-    return Tokenizer.load(folder / "vocab.txt")
+    return Tokenizer.load(write_vocabulary(folder, VOCABULARY) / "vocab.txt")
 
 
 def make_folder(

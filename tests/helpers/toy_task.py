@@ -21,6 +21,7 @@ from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
+from toy_text import write_vocabulary
 from toy_training import enter_ranks
 
 WORDS = ("ape", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay")
@@ -30,12 +31,7 @@ VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s")
 def make_tokenizer(
     folder: Path, tokens: tuple[str, ...] = VOCABULARY, lowercase: bool = True
 ) -> Tokenizer:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens), encoding="utf8")
-    (folder / "tokenizer_config.json").write_text(
-        f'{{"do_lower_case": {str(lowercase).lower()}}}', encoding="utf8"
-    )
-    return Tokenizer.load(folder / "vocab.txt")
+    return Tokenizer.load(write_vocabulary(folder, tokens, do_lower_case=lowercase) / "vocab.txt")
 
 
 def make_task(

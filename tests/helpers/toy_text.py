@@ -4,6 +4,7 @@ import json
 import random
 import sys
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,14 @@ def bert_tokens() -> list[str]:
     return list(dict.fromkeys([*BERT_NAMES, *_LETTERS, *_MARKS, *_WORDS, "\u0301", *inner]))
 
 
-def write_vocabulary(folder: Path, tokens: list[str] | None = None, **config: object) -> Path:
+def write_vocabulary(folder: Path, tokens: Iterable[str] = (), **config: object) -> Path:
     """A folder with a `vocab.txt` and its settings."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text(
-        "".join(f"{token}\n" for token in tokens or bert_tokens()), encoding="utf-8"
+        "".join(f"{token}\n" for token in tokens or bert_tokens()), encoding="utf8"
     )
     if config:
-        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf8")
     return folder
 
 

@@ -389,7 +389,7 @@ def processes() -> ForkServerContext:
     late = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
     late = ("bothways.cli.main", "bothways.finetuning.run", "bothways.pretraining.run", *late)
     record_writer = "tensorboard.summary.writer.record_writer"
-    context.set_forkserver_preload(["pytest", *late, record_writer, "toy_training"])
+    context.set_forkserver_preload(["pytest", *late, record_writer, "toy_text", "toy_training"])
     return context
 
 
