@@ -33,12 +33,12 @@ class Run:
     """What a command did.
 
     Attributes:
-        status: the exit status.
+        status: the exit status, or the text that `sys.exit` was given.
         output: the bytes of standard output.
         messages: the bytes of standard error, as the terminal or the pipe received them.
     """
 
-    status: int
+    status: int | str
     output: bytes
     messages: bytes
 
@@ -106,7 +106,7 @@ def run_command(
     kept = [os.dup(number) for number in (0, 1, 2)]
     streams = sys.stdin, sys.stdout, sys.stderr
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    status: object = 0
+    status: int | str = 0
     with _collected(master) as messages, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["bothways", *words])
         for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
@@ -128,7 +128,7 @@ def run_command(
             try:
                 cli.main()
             except SystemExit as ended:
-                status = ended.code
+                status = ended.code or 0
             finally:
                 sys.stdout.flush()  # Python does it at exit
                 sys.stderr.flush()
@@ -139,11 +139,7 @@ def run_command(
                 os.close(descriptor)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-    return Run(
-        status if isinstance(status, int) else 0,
-        b"" if reader_ends else output.read_bytes(),
-        b"".join(messages),
-    )
+    return Run(status, b"" if reader_ends else output.read_bytes(), b"".join(messages))
 
 
 def run_line(line: str, folder: Path, name: str, **options: Any) -> Run:
