@@ -47,17 +47,19 @@ TINY = (
 def place(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
     (folder / "text.txt").write_text("\n\n".join(document(rng) for _ in range(60)))
-    (folder / "glue" / "CoLA").mkdir(parents=True)
-    rows = [f"x\t{i % 2}\t\t{('a cat', 'the dog')[i % 2]} ate {i}\n" for i in range(12)]
+    (folder / "glue" / "SST-2").mkdir(parents=True)
+    rows = [f"{('a cat', 'the dog')[i % 2]} ate {i}\t{i % 2}\n" for i in range(12)]
     for split, count in (("train", 12), ("dev", 6)):
-        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text("".join(rows[:count]))
+        (folder / "glue" / "SST-2" / f"{split}.tsv").write_text(
+            "".join(["sentence\tlabel\n", *rows[:count]])
+        )
     return folder
 
 
 def request_of(place: Path, out: Path, table: str = "bert-5", **changes: Any) -> TableRequest:
     request = TableRequest(
         table, (str(place / "text.txt"),), str(place / "glue"), out, "small", Steps(2),
-        tasks=("CoLA",), seeds=2, overrides=TINY, finetuning=("training.until=2 steps",),
+        tasks=("SST-2",), seeds=2, overrides=TINY, finetuning=("training.until=2 steps",),
     )  # fmt: skip
     return dataclasses.replace(request, **changes)
 
@@ -166,27 +168,34 @@ def test_table_runs_from_text_to_page_and_resumes(place, tmp_path, monkeypatch):
     rows = run_table(request, device="cpu", on_row=lambda rows: heard.append(len(rows)))
     assert heard == [1, 2]
     assert [done.cell.title for done in rows] == ["BERT-Base", "LTR & No NSP"]
-    assert [len(done.values("CoLA")) for done in rows] == [2, 2]
+    assert [len(done.values("SST-2")) for done in rows] == [2, 2]
     assert [run.steps for done in rows for run in done.pretrained] == [2, 2]
-    (base,) = rows[0].tasks["CoLA"]
-    assert rows[0].values("CoLA") == tuple(100 * run.metrics["mcc"] for run in base.series.runs)
+    (base,) = rows[0].tasks["SST-2"]
+    assert rows[0].values("SST-2") == tuple(
+        100 * run.metrics["accuracy"] for run in base.series.runs
+    )
     file = write_table_results(request, rows)
     report = table_report(request, rows, device="cpu")
     [masked] = [x for x in report.sections if isinstance(x, Curves) and x.title.endswith("masked")]
     assert {*masked.baselines} == {"unigram baseline"}
+    [comparison] = [x for x in report.sections if x.title == "Measured, and published"]
+    assert comparison.columns[-2:] == ["SST-2", "published"]
+    measured, *others = (line[-2:] for line in comparison.rows)
+    assert measured[0].startswith(f"{statistics.fmean(rows[0].values('SST-2')):.1f}")
+    assert [measured[1], *others[:2]] == [92.7, [None, 92.6], [others[1][0], 92.1]]
     write_html(report, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     for words in ("84.4", "LTR &amp; No NSP", "Held-out loss", "+ BiLSTM", "SST-2"):
         assert words in page
     values = json.loads(file.read_text())
     assert [row["row"] for row in values["rows"]] == [done.cell.title for done in rows]
-    mean = values["rows"][0]["columns"]["CoLA"]["mean"]
-    assert mean == pytest.approx(statistics.fmean(rows[0].values("CoLA")))
+    mean = values["rows"][0]["columns"]["SST-2"]["mean"]
+    assert mean == pytest.approx(statistics.fmean(rows[0].values("SST-2")))
     assert not list((request.out / "cells").glob("*/step-*")), "finished runs keep no checkpoints"
     monkeypatch.setattr(runs, "pretrain", None)  # nothing is trained again
     monkeypatch.setattr("bothways.lab.sweeps.runs.finetune", None)
     again = run_table(request, device="cpu")
-    assert [done.values("CoLA") for done in again] == [done.values("CoLA") for done in rows]
+    assert [done.values("SST-2") for done in again] == [done.values("SST-2") for done in rows]
     table = table_cost(request, device="cpu")
     assert table.rows[-1] == ["all", 6, 6, "0:00:00"]
     other = dataclasses.replace(request, overrides=(*TINY, "seed=3"))
@@ -198,7 +207,7 @@ def test_seeds_of_pretraining_are_the_unit_of_the_statistics(place, tmp_path, mo
     """One value a model, however often it is fine-tuned; a run that diverges is shown as failed."""
     one = request_of(place, tmp_path / "out", cells=("base", "no-nsp"))
     first = run_table(one, device="cpu")
-    assert len(first[0].values("CoLA")) == 2, "of one model the fine-tuning runs"
+    assert len(first[0].values("SST-2")) == 2, "of one model the fine-tuning runs"
     assert "pretraining_seeds=3 measures it" in str(table_report(one, first, device="cpu"))
     real = runs.pretrain
 
@@ -213,11 +222,11 @@ def test_seeds_of_pretraining_are_the_unit_of_the_statistics(place, tmp_path, mo
     base, other = run_table(request, device="cpu")
     assert [run.settings["seed"] for run in base.pretrained] == [0, 1, 2]
     assert len({run.metrics["held-out/loss/masked"] for run in base.pretrained}) == 3
-    assert base.values("CoLA") == tuple(
-        statistics.fmean(100 * run.metrics["mcc"] for run in outcome.series.runs)
-        for outcome in base.tasks["CoLA"]
+    assert base.values("SST-2") == tuple(
+        statistics.fmean(100 * run.metrics["accuracy"] for run in outcome.series.runs)
+        for outcome in base.tasks["SST-2"]
     )
-    assert (len(base.values("CoLA")), len(other.values("CoLA"))) == (3, 2)
+    assert (len(base.values("SST-2")), len(other.values("SST-2"))) == (3, 2)
     row = json.loads(write_table_results(request, [base, other]).read_text())["rows"][1]
     assert [bool(run["failed"]) for run in row["pre-training"]] == [False, False, True]
     columns = row["columns"]["perplexity"]
@@ -333,7 +342,7 @@ def test_interrupted_cell_resumes(place, tmp_path, monkeypatch):
     (other,) = run_table(straight, device="cpu")
     assert seen == [4]
     assert done.pretrained[0].metrics == other.pretrained[0].metrics
-    assert done.values("CoLA") == other.values("CoLA")
+    assert done.values("SST-2") == other.values("SST-2")
 
 
 def test_small_runs_train_all_positions():
@@ -358,14 +367,14 @@ def test_small_runs_train_all_positions():
 def test_cost_is_estimated_without_writing(place, tmp_path, capsys):
     words = [
         "reproduce", "pretraining", "bert-5", *TINY, "--text", str(place / "text.txt"),
-        "--data", str(place / "glue"), "--tasks", "CoLA", "--cells", "base,no-nsp",
+        "--data", str(place / "glue"), "--tasks", "SST-2", "--cells", "base,no-nsp",
         "--budget", "30 minutes", "--out", str(tmp_path / "out"), "--dry-run", "--scale", "small",
     ]  # fmt: skip
     run_line(*words)
     shown = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert shown.count("0:30:00") == 2
-    assert "fine-tuning CoLA" in shown
+    assert "fine-tuning SST-2" in shown
 
 
 def test_wrong_requests_are_refused(place, tmp_path, monkeypatch):
@@ -381,7 +390,7 @@ def test_wrong_requests_are_refused(place, tmp_path, monkeypatch):
             request_of(place, tmp_path, **changes)
     no_data = r"no data for any of the columns: no train\.tsv"
     for changes, error, words in (
-        ({"tasks": ("SST-2", "RTE")}, DataError, no_data),
+        ({"tasks": ("MRPC", "RTE")}, DataError, no_data),
         ({"text": ("nowhere.txt",)}, BothwaysError, "no such file"),
         ({"overrides": ("nothing=1",)}, BothwaysError, "unknown"),
         ({"finetuning": ("nothing=1",)}, BothwaysError, "unknown"),

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.lab.paper import benchmarks as glue
+from bothways.core.errors import ConfigError, DataError, DivergedError, ResourceError
+from bothways.finetuning.config import FinetuneConfig
+from bothways.lab.paper import benchmarks as glue, experiment
 from bothways.lab.paper.experiment import PUBLISHED, CellOutcome, NotRun, Request
 from bothways.lab.paper.pages import average, benchmark_report
 from bothways.lab.paper.run import reproduce
+from bothways.lab.sweeps import runs as engine
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.training.optimizers import BertAdam
 from bothways.training.schedules import Epochs, GoogleLinear
@@ -211,6 +213,8 @@ def test_grid_matches_paper(place, tmp_path):
         training = setting.training
         assert (training.until, training.schedule) == (Epochs(3.0), GoogleLinear(0.1))
         assert training.evaluate is None
+    (cola,) = glue.glue_plan(request_of(place, tmp_path, tasks=("CoLA",))).experiments
+    assert (len(cola.grid), cola.cells) == (1, 1), "of one rate, that of the overrides"
     single = Request("bert", str(place / "glue"), tmp_path, ("CoLA",), grid="none")
     (cola,) = glue.glue_plan(single).experiments
     assert [s.training.optimizer for s in cola.grid] == [BertAdam(lr=2e-5)], "Google's rate"
@@ -337,3 +341,38 @@ def test_dry_run_prints_cost_only(place, tmp_path, monkeypatch, capsys):
     assert "Written: reproduced/report.html" in shown.err
     run_line(*words, "--dry-run")
     assert counts.findall(capsys.readouterr().out) == [("2", "2", "4")]
+
+
+@pytest.fixture
+def wild(monkeypatch) -> set[int]:
+    """The seeds with which runs diverge."""
+    seeds, real = set[int](), engine.finetune
+
+    def diverging(settings: FinetuneConfig, folder: Path, **options: Any) -> Any:
+        if settings.seed in seeds:
+            raise DivergedError("the loss is not finite", where="step 3", fix="Lower the rate.")
+        return real(settings, folder, **options)
+
+    monkeypatch.setattr(engine, "finetune", diverging)
+    return seeds
+
+
+def test_diverged_restarts_are_excluded_from_mean(place, tmp_path, wild):
+    wild.add(1)
+    request = request_of(place, tmp_path, tasks=("CoLA",), grid="none", seeds=3)
+    (cola,) = glue.glue_plan(request).experiments
+    outcome = experiment.run(dataclasses.replace(cola, restarts="mean"), tmp_path, device="cpu")
+    runs = outcome.series.runs
+    assert [bool(run.metrics) for run in runs] == [True, False, True]
+    assert outcome.counted == (runs[0], runs[2])
+
+
+def test_a_task_of_which_every_run_diverges_is_told(place, tmp_path, wild):
+    wild |= {0, 1}
+    request = request_of(place, tmp_path, tasks=("CoLA",), grid="none", seeds=2)
+    done = reproduce("glue", request, device="cpu")
+    entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["CoLA"]
+    assert (entry["best"], entry["metrics"]) == (None, {})
+    _, tasks, details = done.sections
+    assert tasks.rows == [["CoLA", "every run diverged", None, ""]]
+    assert details.sections[0].rows[0][2] == "diverged (failed)"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bothways.core.errors import ConfigError, DivergedError
+from bothways.core.errors import ConfigError
 from bothways.core.terminal import time_text
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.prepare import prepare_run
@@ -41,10 +41,6 @@ def questions(count: int, impossible: bool) -> dict[str, Any]:
     return {"data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]}
 
 
-COLA = {
-    "train": "".join(f"x\t{i % 2}\t\t{('bad', 'good')[i % 2]} film\n" for i in range(12)),
-    "dev": "x\t1\t\tgood\nx\t0\t*\tbad\n",
-}
 SWAG = (
     ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
     + "".join(
@@ -69,7 +65,6 @@ def place(tmp_path_factory) -> Path:
             file.write_text(json.dumps(questions(count, impossible)), encoding="utf8")
     files = {f"swag/{name}.csv": SWAG for name in ("train", "val")}
     files |= {f"ner/eng.{name}": SENTENCES for name in ("train", "testa", "testb")}
-    files |= {f"glue/CoLA/{split}.tsv": text for split, text in COLA.items()}
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf8")
@@ -309,50 +304,3 @@ def test_lower_metric_chooses_lowest_run(place, tmp_path, monkeypatch):
     entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["SWAG"]
     assert entry["metrics"]["loss"] == min(cell["metrics"]["loss"] for cell in entry["cells"])
     assert heard.text.count("failed: it has failed. Try") == 2
-
-
-def cola_request(place: Path, out: Path, **changes: Any) -> Request:
-    return request_of(place, "glue", out, tasks=("CoLA",), **changes)
-
-
-def entry_of(request: Request) -> dict[str, Any]:
-    return json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]
-
-
-def test_equal_cells_run_once(place, tmp_path):
-    # Of one rate, that of the overrides.
-    (cola,) = benchmarks.glue_plan(cola_request(place, tmp_path)).experiments
-    assert (len(cola.grid), cola.cells) == (1, 1)
-
-
-@pytest.fixture
-def wild(monkeypatch) -> set[int]:
-    """The seeds with which runs diverge."""
-    seeds, real = set[int](), engine.finetune
-
-    def diverging(settings: FinetuneConfig, folder: Path, **options: Any) -> Any:
-        if settings.seed in seeds:
-            raise DivergedError("the loss is not finite", where="step 3", fix="Lower the rate.")
-        return real(settings, folder, **options)
-
-    monkeypatch.setattr(engine, "finetune", diverging)
-    return seeds
-
-
-def test_diverged_restarts_are_excluded_from_mean(place, tmp_path, wild):
-    wild.add(1)
-    (cola,) = benchmarks.glue_plan(cola_request(place, tmp_path, grid="none", seeds=3)).experiments
-    outcome = runner.run(dataclasses.replace(cola, restarts="mean"), tmp_path, device="cpu")
-    runs = outcome.series.runs
-    assert [bool(run.metrics) for run in runs] == [True, False, True]
-    assert outcome.counted == (runs[0], runs[2])
-
-
-def test_a_task_of_which_every_run_diverges_is_told(place, tmp_path, wild):
-    wild |= {0, 1}
-    request = cola_request(place, tmp_path, grid="none", seeds=2)
-    done = reproduce("glue", request, device="cpu")
-    assert (entry_of(request)["best"], entry_of(request)["metrics"]) == (None, {})
-    _, tasks, details = done.sections
-    assert tasks.rows == [["CoLA", "every run diverged", None, ""]]
-    assert details.sections[0].rows[0][2] == "diverged (failed)"
