@@ -1,6 +1,7 @@
 """The paired comparison against enumeration, and two folders on one file."""
 
 import itertools
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given, strategies as st
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.hub.model_folder import save_model
+from bothways.lab.sweeps import significance
 from bothways.lab.sweeps.significance import Side, compare_runs, contrast, folders
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
@@ -66,11 +68,14 @@ def test_errors_are_those_of_fractions_alone():
     assert "errors" not in str(found)
 
 
-def make_model(folder: Path, seed: int, labels: Sequence[str] = ("neg", "pos")) -> str:
+def make_model(
+    folder: Path, seed: int, labels: Sequence[str] = ("neg", "pos"), **options: str
+) -> str:
     torch.manual_seed(seed)
     encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32), initial_range=0.5)
-    model = Model(encoder, (PoolerHead(), LabelHead(2)))
-    save_model(folder, model, make_tokenizer(folder.parent / "tokenizer"), labels=labels)
+    model = Model(encoder, (PoolerHead(), LabelHead(len(labels))))
+    tokenizer = make_tokenizer(folder.parent / "tokenizer")
+    save_model(folder, model, tokenizer, labels=labels, **options)
     return str(folder)
 
 
@@ -94,12 +99,12 @@ def test_folders_are_paired_by_seed(tmp_path):
     other = compare_runs(many, one, file, device="cpu")
     assert other.difference == pytest.approx(-found.difference)
     same = compare_runs(one, one, file, TextColumns("sentence", None, "label"), device="cpu")
-    assert (same.difference, same.p_value) == (0.0, 1.0)
+    assert (same.difference, same.error_reduction, same.p_value) == (0.0, 0.0, 1.0)
+    assert found.a.deviation is None
+    assert found.b.deviation == pytest.approx(statistics.stdev(found.b.grades))
 
 
 def test_incomparable_models_are_refused(tmp_path, monkeypatch):
-    from bothways.lab.sweeps import significance as comparison
-
     one = make_model(tmp_path / "one", 0)
     with pytest.raises(BothwaysError, match="nothere"):  # before the data is read
         compare_runs(one, str(tmp_path / "nothere"), str(tmp_path / "no.tsv"), device="cpu")
@@ -118,19 +123,17 @@ def test_incomparable_models_are_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"single\.tsv: there are too few examples to compare"):
         compare_runs(one, one, str(tmp_path / "single.tsv"), device="cpu")
     file, prints = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2))), iter(("x", "y"))
-    monkeypatch.setattr(comparison, "examples_fingerprint", lambda examples: next(prints))
+    monkeypatch.setattr(significance, "examples_fingerprint", lambda examples: next(prints))
     with pytest.raises(DataError, match="read different examples from it"):
         compare_runs(one, one, file, device="cpu")
 
 
 def test_models_of_two_tasks_are_refused(tmp_path):
-    one, scores = make_model(tmp_path / "one", 0), tmp_path / "scores"
-    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
-    model, tokenizer = Model(encoder, (PoolerHead(), LabelHead(1))), make_tokenizer(tmp_path / "t")
-    save_model(scores, model, tokenizer, labels=("score",), problem="regression")
+    one = make_model(tmp_path / "one", 0)
+    scores = make_model(tmp_path / "scores", 0, ("score",), problem="regression")
     file = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2)))
     with pytest.raises(FolderError, match="is for regression, not for single_label_classification"):
-        compare_runs(one, str(scores), file, device="cpu")
+        compare_runs(one, scores, file, device="cpu")
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("sentence1\tsentence2\tscore\nape\tbee\t1\ncat\tdog\t2\n")
     with pytest.raises(ConfigError, match="no grade for each example"):
