@@ -1,6 +1,7 @@
 """The benchmark of this machine: both sides are given the same work, it is counted as the paper's shapes say, and told."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule
-from toy_training import processes
 
 CPU = torch.device("cpu")
 TINY = Workload("tiny", EncoderConfig(60, 16, 2, 2, 32), 3, 20)
@@ -89,12 +89,12 @@ def test_an_update_changes_the_weights(contender, monkeypatch):
 
 
 def test_bench_command_prints_table(monkeypatch, capsys):
-    """In processes that begin with torch imported."""
-    context = processes()
-    monkeypatch.setattr(recipe.multiprocessing, "get_context", lambda _: context)
+    """In threads: each process would import transformers."""
+    monkeypatch.setattr(recipe, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(recipe.signal, "signal", lambda *_: None)  # for the main thread alone
     monkeypatch.setitem(WORKLOADS, "small", TINY)
     monkeypatch.setattr(recipe, "gemm_rate", lambda *_: 1e12)
-    monkeypatch.setattr(recipe, "has_bf16", lambda _: False)  # two processes less
+    monkeypatch.setattr(recipe, "has_bf16", lambda _: False)
     monkeypatch.setenv("COLUMNS", "150")
     bench(rounds=1, device="cpu")
     said = capsys.readouterr().out
