@@ -70,21 +70,9 @@ class RelationTargets(Targets):
         return RelationTargets(self.first, self.second, np.full_like(self.labels, IGNORED))
 
 
-class RelationOutput(nn.Module):
-    """One dense layer on two vectors."""
-
-    def __init__(self, config: EncoderConfig, count: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(2 * config.width, count)
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        result: Tensor = self.dense(torch.cat([first, second], -1))
-        return result
-
-
 @dataclass(frozen=True)
 class RelationHead(TagHead):
-    """Returns `count` logits for two tokens of each sequence."""
+    """Returns `count` logits for the vectors of two tokens of each sequence, concatenated."""
 
     kind: Literal["relation"] = "relation"
     title: ClassVar[str] = "relation head"
@@ -92,7 +80,7 @@ class RelationHead(TagHead):
     reads_batch: ClassVar[bool] = False
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        return RelationOutput(config, self.count)
+        return nn.Linear(2 * config.width, self.count)
 
 
 class RelationClassifier(TaskModel[RelationExample, ClassPrediction]):
@@ -107,8 +95,7 @@ class RelationClassifier(TaskModel[RelationExample, ClassPrediction]):
     def logits(self, batch: Batch) -> Tensor:
         first, second, _ = _targets(batch)
         hidden = self.model.encoder(batch).last
-        result: Tensor = self.model.heads["relation"](hidden[first], hidden[second])
-        return result
+        return self.model.heads["relation"](torch.cat([hidden[first], hidden[second]], -1))
 
     def outputs(self, batch: Batch) -> list[Output]:
         return list(self.logits(batch).float().cpu().numpy())
@@ -156,19 +143,17 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
     def encode(
         self, examples: Many[RelationExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[EncodedExample]:
-        return [self._encode(example, tokenizer, labels) for example in examples]
-
-    def _encode(
-        self, example: RelationExample, tokenizer: Tokenizer, labels: Many[str]
-    ) -> EncodedExample:
-        words = tokenizer.encode(list(example.words))
-        starts = np.cumsum([len(tokenizer.template.before), *map(len, words)])
-        bare = assemble(np.concatenate(words), None, tokenizer.template)
-        label = IGNORED if example.label is None else list(labels).index(example.label)
-        places = (starts[[example.first]], starts[[example.second]])
-        target = RelationTargets(*places, np.array([label], dtype=np.int64))
-        sequence = Sequence(bare.ids, bare.segments, {"relation": target})
-        return EncodedExample((sequence,), len(bare.ids) - tokenizer.template.single, 0)
+        inputs, template = [], tokenizer.template
+        for example in examples:
+            words = tokenizer.encode(list(example.words))
+            starts = np.cumsum([len(template.before), *map(len, words)])
+            bare = assemble(np.concatenate(words), None, template)
+            label = IGNORED if example.label is None else list(labels).index(example.label)
+            positions = (starts[[example.first]], starts[[example.second]])
+            target = RelationTargets(*positions, np.array([label], dtype=np.int64))
+            sequence = Sequence(bare.ids, bare.segments, {"relation": target})
+            inputs.append(EncodedExample((sequence,), len(bare.ids) - template.single, 0))
+        return inputs
 
     def score(
         self, results: Iterable[tuple[RelationExample, ClassPrediction]], labels: Many[str]
