@@ -4,11 +4,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pandas
+import pyarrow
 import pytest
 from hypothesis import given, strategies as st
+from pyarrow import parquet
 
 from bothways.core.errors import DataError
-from bothways.data.tables import TableRow
+from bothways.data.tables import TableRow, given_rows
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.running_text import CharacterSpan, split_words, tags_from_spans
 from bothways.tasks.tagging.task import TaggingTask
@@ -79,6 +82,18 @@ def test_every_form_gives_the_same_tags(form, tmp_path):
     examples = [*from_files, *in_memory(row, row)[0]]
     assert {(e.words, e.tags, e.text) for e in examples} == {(WORDS, TAGS, TEXT)}
     assert [e.where for e in from_files][1::2] == [f"{file}:2", f"{array}:record 2"]
+
+
+@pytest.mark.parametrize("form", ["doccano relations", "label studio min", "cluener"])
+def test_a_frame_that_was_read_from_parquet_gives_the_same_tags(form, tmp_path):
+    """Its columns hold arrays of arrays; and each row has the keys of all, some without a value."""
+    other = {"text": "In Bern", "label": {"LOC": {"Bern": [[3, 6]]}, "ORG": {"In": [[0, 1]]}}}
+    rows = [FORMS[form], *([other] if form == "cluener" else [])]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    frame = pandas.read_parquet(tmp_path / "a.parquet")
+    first = next(iter(TASK.read(str(tmp_path / "a.parquet")).examples))
+    for example in (first, in_memory(*given_rows(frame, "frame"))[0][0]):
+        assert (example.words, example.tags) == (WORDS, TAGS)
 
 
 def test_the_splitter_that_fits_a_span_is_named():

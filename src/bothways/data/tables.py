@@ -63,7 +63,7 @@ SAMPLE = 100
 """Rows that are examined to decide whether a file has a header."""
 _LONG_NAME = 80
 # Customary names of columns: a first line with one of these is a header.
-_COLUMN_NAMES = frozenset(
+COLUMN_NAMES = frozenset(
     """
     text text_a text_b sentence sentence1 sentence2 premise hypothesis question question1 question2
     context answers answer title passage query document content body review comment tweet message
@@ -358,7 +358,7 @@ def is_header(record: Many[str], sample: Many[Many[str]], columns: Iterable[str]
     columns, numbered = tuple(columns), [*map(str, range(len(record)))]
     if any(name.isdecimal() and name not in record for name in columns):
         return False
-    customary = not _COLUMN_NAMES.isdisjoint(name.strip().lower() for name in record)
+    customary = not COLUMN_NAMES.isdisjoint(name.strip().lower() for name in record)
     if customary or list(record) == numbered:
         return True
     # The label of the first row may be 1, where column 1 is asked for.
@@ -718,7 +718,8 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return numbers and arrays of NumPy, PyTorch or pyarrow as values and lists of Python.
+    """Return numbers and arrays of NumPy, PyTorch or pyarrow as values and lists of Python, also
+    those in dicts and in arrays of objects, as pandas reads nested columns.
 
     Decimal numbers are whole numbers or floats. What pandas calls NA or NaT is None.
     """
@@ -727,6 +728,10 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Decimal):  # of a database
         is_whole = value.is_finite() and value == value.to_integral_value()
         return int(value) if is_whole else float(value)
+    if isinstance(value, dict):
+        return {key: plain_value(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim:
+        return [plain_value(item) for item in value]
     if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
         return value.tolist()
     return value.as_py() if hasattr(value, "as_py") else value

@@ -214,13 +214,16 @@ def read_spans(values: Any, column: str, location: str) -> list[CharacterSpan]:
 
 
 def _spans_by_type(types: Mapping[str, Any]) -> Any:
-    """Return CLUENER's spans as a list with exclusive ends; a mapping of another form as it is."""
+    """Return CLUENER's spans as a list with exclusive ends; a mapping of another form as it is.
+
+    In a Parquet file each row has the types and the texts of all rows, without offsets (None).
+    """
     try:
         return [
             {"start": start, "end": end + 1, "label": kind, "text": text}
             for kind, texts in types.items()
-            for text, offsets in texts.items()
-            for start, end in offsets
+            for text, offsets in ({} if texts is None else texts).items()
+            for start, end in (() if offsets is None else offsets)
         ]
     except (AttributeError, TypeError, ValueError):
         return types
