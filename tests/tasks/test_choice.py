@@ -107,6 +107,13 @@ def test_columns_by_name_and_by_number(tmp_path):
     assert whole.endings == ("eats.", "sleeps.")  # no continuation was asked for
 
 
+def test_a_header_is_no_example_where_columns_go_by_number(tmp_path):
+    (tmp_path / "a.csv").write_text("context,ending0,ending1\nHe sat,down,up\n")
+    columns = ChoiceColumns("0", None, ("1", "2"))
+    with pytest.raises(DataError, match=r"a.csv:1: is a header.*\n.*ending0,ending1"):
+        ChoiceTask().read(str(tmp_path / "a.csv"), columns, labelled=False)
+
+
 def test_a_question_may_have_more_endings_than_those_of_training():
     task = ChoiceTask(columns=ChoiceColumns("context", None, ("ending0", "ending1"), "label"))
     for count in (2, 3):

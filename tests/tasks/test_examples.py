@@ -230,6 +230,7 @@ def test_the_fingerprint_is_of_texts_and_labels_alone():
         ("sentence\tlabel", TextColumns("0", None, "1"), 'text="sentence", label="label"'),
         ("Text\tLabel", TextColumns("0", None, "1"), 'text="Text", label="Label"'),
         ("question1\tquestion2", TextColumns("0", "1"), 'text="question1", text_b="question2"'),
+        ("text\tscore", TextColumns("0", None, "1"), 'text="text", label="score"'),
     ],
 )
 def test_a_header_is_no_example_where_columns_go_by_number(header, columns, remedy, tmp_path):

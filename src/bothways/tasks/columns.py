@@ -232,25 +232,28 @@ class TableTask(Task[E, P]):
             arguments = (table.names, table.where, requested, defaults, labelled)
             selected = choose_columns(self.column_table, *arguments)
             self.check_columns(selected, table.where)
-            named = (
-                (role, name) for role, value in vars(selected).items() for name in names_in(value)
-            )
-            numbers = {role: name for role, name in named if name.isdecimal()}
+            roles = {role: names_in(value) for role, value in vars(selected).items()}
+            numbers = {role: n for role, n in roles.items() if n and all(map(str.isdecimal, n))}
             if not numbers:
                 return table, selected
             # Where columns go by number, a header would be an example.
             head_row = next(table.rows)
-            names = {role: str(head_row.values.get(at)) for role, at in numbers.items()}
-            aliases = itertools.chain.from_iterable(
-                (*c.names, *c.others, *itertools.chain(*c.pairs)) for c in self.column_table
-            )
-            known = {alias.lower() for alias in aliases}
-            if all(name.strip().lower() in known for name in names.values()):
-                fix = f"Name the columns: {_spelled(names)}."
+            names = {r: [str(head_row.values.get(at)) for at in n] for r, n in numbers.items()}
+            if all(map(self._is_column_name, itertools.chain(*names.values()))):
+                fix = f"Name the columns: {_spelled({r: ','.join(n) for r, n in names.items()})}."
                 message = "is a header, but the columns are given by number"
                 raise DataError(message, where=head_row.where, fix=fix)
             rows = itertools.chain([head_row], table.rows)
             return dataclasses.replace(table, rows=rows), selected
+
+    def _is_column_name(self, value: str) -> bool:
+        """Return True for a customary name of any column, or of one that this task reads."""
+        name = value.strip().lower()
+        return name in tables.COLUMN_NAMES or any(
+            name in map(str.lower, (*c.names, *c.others, *itertools.chain(*c.pairs)))
+            or (c.numbered is not None and c.numbered.fullmatch(name) is not None)
+            for c in self.column_table
+        )
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
         table, selected = self.open(source, columns, labelled)
