@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,14 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path):
 def test_columns_that_are_not_clear_are_asked_for(tmp_path, names, message):
     with pytest.raises(DataError, match=message):
         read_examples(write_columns(tmp_path / "a.tsv", *names))
+
+
+@pytest.mark.parametrize("row", [{"a": "x", "b": "y"}, {"a": "x"}, {"text": "x"}])
+@pytest.mark.parametrize("columns", [None, TextColumns("w", None, "1"), TextColumns("1")])
+def test_advice_on_rows_in_memory_speaks_of_no_file(row, columns):
+    with pytest.raises(DataError) as error:
+        ClassificationTask().example(row, columns, labelled=True, where="train row 1")
+    assert not re.search(r"\bfile|header|\.(csv|tsv|txt|jsonl)", str(error.value))
 
 
 def test_columns_by_name_and_by_number(tmp_path):

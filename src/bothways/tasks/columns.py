@@ -155,7 +155,7 @@ def choose_columns(
     Raises:
         DataError: a column is missing or cannot be guessed.
     """
-    advice = columns_advice(table, names)
+    advice = columns_advice(table, names, where)
     chosen_columns = asked_columns(requested, table, names, labelled is not False)
     require_columns(chosen_columns, names, where, advice)
     # Fields that are no column of the table of columns, such as the id of a question, stay.
@@ -194,14 +194,19 @@ def choose_columns(
     return type(requested)(**roles)
 
 
-def columns_advice(table: Many[Column], names: Many[str] = ()) -> str:
+def columns_advice(table: Many[Column], names: Many[str] = (), where: str = "") -> str:
     """Return advice on missing columns; a single column may be several with another separator."""
     roles = [role for column in table for role in (column.role, column.companion) if role]
     words = _spelled(dict.fromkeys(roles, "NAME"))
-    advice = f"Name the columns: {words} (in a file without a header by number, from 0)."
+    by_number = " (without a header by number, from 0)" if _may_lack_header(where) else ""
+    advice = f"Name the columns: {words}{by_number}."
     if any(column.several for column in table):
         advice += f" For a column of 0 and 1 for each label: {argument(label='NAME,NAME')}."
     return tables.separator_advice(names) or advice
+
+
+def _may_lack_header(where: str) -> bool:
+    return suffix_of(where) in (".csv", ".tsv")
 
 
 def _spelled(names: Mapping[str, str]) -> str:
@@ -305,7 +310,7 @@ def require_columns(requested: Many[str | None], names: Many[str], location: str
     for name in requested:
         if name is not None and name not in names:
             near = "" if tables.separator_advice(names) else did_you_mean(name, names)
-            if name.isdecimal() and [*names] == ["text"]:  # as a .txt has them, tabs included
+            if name.isdecimal() and suffix_of(location) == ".txt":  # tabs included
                 fix = "A .txt has one text per line: give columns the suffix .tsv or .csv."
             message = f"has no column {name!r}; it has {listed(names, MOST)}{near}"
             raise DataError(message, where=location, fix=None if near else fix)
@@ -349,7 +354,7 @@ def guess_column(
     fix = tables.separator_advice(names)
     if not fix and column.answer and len(names) == 1:
         message = f"has one column, {listing}, and no {column.noun}"
-        fix = "Give a .csv, .tsv, .jsonl or .parquet with both."
+        fix = "Give rows with both" + (", such as a .csv." if suffix_of(location) else ".")
     elif not fix:
         numbered = [*names] == [*map(str, range(len(names)))]
         value = "NUMBER" if numbered else "NAME"
@@ -359,7 +364,7 @@ def guess_column(
             fix = "The first line looks like a row. Or put a line with the names above it."
         elif aliases and not matching:
             fix = f"Or rename it to {usual!r}."
-            if len(names) == 1:  # perhaps the first of many texts
+            if len(names) == 1 and _may_lack_header(location):  # perhaps the first of many texts
                 fix += f" Without a header it goes by number: {_spelled({column.role: '0'})}."
         fix = columns_advice([column]) if column.several else fix
     error = UnclearColumnError(message, where=location, fix=fix or None)
