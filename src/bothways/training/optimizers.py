@@ -137,6 +137,9 @@ class Muon:
     def __post_init__(self) -> None:
         _check_rate(self)
         require_range("[0, 1)", "optimizer", momentum=self.momentum)
+        if isinstance(self.others.lr, str):
+            message, fix = "is not chosen for muon", "Set a number, such as 3e-4."
+            raise ConfigError(message, where="optimizer.others.lr", fix=fix)
 
 
 OptimizerConfig = AdamW | BertAdam | Lamb | StableAdamW | Muon
