@@ -24,6 +24,7 @@ def test_parameters_are_spelled_for_an_interface(used, columns, others):
     ("python", """**{"a.b": True} **{"a.b": ";"} seed=3 c="none" d=['e', 'f']"""),
     ("command", "a.b=true 'a.b=;' seed=3 c=none d=e,f"),
     ("json", '"a.b": true "a.b": ";" "seed": 3 "c": "none" "d": ["e", "f"]'),
+    ("toml", 'a.b = true a.b = ";" seed = 3 c = "none" d = ["e", "f"]'),
 ])  # fmt: skip
 def test_settings_are_spelled_for_an_interface(used, expected):
     settings = [setting("a.b", True), setting("a.b", ";"), setting("seed", 3), setting("c", "none")]

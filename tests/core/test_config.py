@@ -25,7 +25,7 @@ from bothways.core.config.values import (
     require_range,
     write_toml,
 )
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, setting
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig, PreNorm
@@ -279,6 +279,7 @@ def test_none_drops_earlier_settings_of_its_table():
     ('batch = "examples"', ["seed=1"], "run.toml: batch.n: is missing"),
     ("phases = [{length = 32}]", ["phases.2.length=8"], "phases.2: there are items 0 to 0"),
     ("training.until = 2", [], "run.toml: training.until: invalid duration '2'"),
+    ("batch = 16", [], "run.toml: batch: 16 is given, but it must be one of examples, tokens, token_ramp\n  Write, for example, batch = "),
     ("seed = true", [], "run.toml: seed: True is given, but it must be a whole number"),
     ("seed = 2026-01-01", [], "run.toml: seed: 2026-01-01 is given, but it must be a whole number"),
     ("data_copies = 3", ["seed=x"], "seed: 'x' is given"),
@@ -291,6 +292,17 @@ def test_a_mistake_in_a_file_names_the_file(text, overrides, where, tmp_path, mo
     Path("run.toml").write_text(text)
     with pytest.raises(ConfigError, match=f"^{re.escape(where)}"):
         configs.load(PretrainConfig, base=BASE, file=Path("run.toml"), overrides=overrides)
+
+
+def test_advice_of_a_configuration_is_spelled_where_it_is_shown():
+    @dataclasses.dataclass(frozen=True)
+    class Picky:
+        def __post_init__(self) -> None:
+            raise ConfigError("is wrong", fix=setting("a.b", True))
+
+    with pytest.raises(ConfigError) as error:
+        configs.read(Picky, {})
+    assert '"a.b": true' in error.value.message("json")
 
 
 def test_numbers_reach_into_the_lists_of_a_file(tmp_path):
@@ -312,6 +324,7 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path):
     ("training.optimizer.momentum=0.9", "training.optimizer.momentum", "optimizer.kind=muon"),
     ("training.optimizer.kind=adam", "training.optimizer.kind", "adamw"),
     ("training.optimizer=adam", "training.optimizer", "training.optimizer=adamw"),
+    ("training.optimizer={kind='muon', others={lr='auto'}}", "training.optimizer.others.lr", ""),
     ("lr=1e-3", "lr", "training.optimizer.lr"),
     ("until=3 steps", "until", "training.until"),
     ("masking.rate=0.3", "masking", "objective.masking"),

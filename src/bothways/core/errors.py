@@ -14,7 +14,8 @@
 The command line prints only the message, without a traceback, and exits with status 2; with 1 for
 a lost rank, where the same command may succeed.
 
-Advice is in the words of the interface that was used: Python, a command line, or JSON over HTTP.
+Advice is in the words of the interface that was used: Python, a command line, JSON over HTTP, or a
+TOML file.
 A message carries parameters as values, and the place that shows it spells them:
 
     fix = f"Name the column: {argument(label='NAME')}."
@@ -29,6 +30,7 @@ A setting is a word on a command line, and its path may have dots, which no keyw
 
     render(fix, "python")   Set **{"training.recompute": True}.
     render(fix, "command")  Set training.recompute=true.
+    render(fix, "toml")     Set training.recompute = true.
 
 In a message a parameter is JSON between the control characters STX and ETX, so that it survives
 f-strings, pickling and the way through other errors. `str` of an error or a finding renders it
@@ -51,7 +53,7 @@ from typing import Any, Literal
 
 from bothways.core.terminal import listed, printable, shortened
 
-Interface = Literal["python", "command", "json"]
+Interface = Literal["python", "command", "json", "toml"]
 
 _FUNCTIONS = {
     "tokenizer train": "train_tokenizer", "corpus build": "build_corpus", "finetune": "finetune",
@@ -133,6 +135,8 @@ def _spelled_setting(path: str, value: Any, interface: Interface) -> str:
         text = ",".join(value) if isinstance(value, list) else str(value)
         return shlex.quote(f"{path}={text.lower() if isinstance(value, bool) else text}")
     text = _literal(value, interface)
+    if interface == "toml":
+        return f"{path} = {text}"
     if interface == "json" or "." not in path:
         return f"{path}={text}" if interface == "python" else f'"{path}": {text}'
     return f"**{{{json.dumps(path)}: {text}}}"
@@ -174,7 +178,7 @@ class BothwaysError(Exception):
     Args:
         what: the value given and what is allowed, as one sentence.
         where: the dotted path of a setting, a file, or `file:line`.
-        fix: what to change, as one sentence.
+        fix: what to change, as one sentence; `advice` with parameters that are not spelled yet.
 
     Examples:
         >>> try:
@@ -190,17 +194,17 @@ class BothwaysError(Exception):
     def __init__(
         self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None
     ) -> None:
-        self.what, self.where, self._fix = what, where, fix
+        self.what, self.where, self.advice = what, where, fix
         super().__init__(what, where, fix)
 
     @property
     def fix(self) -> str | None:
         """Advice on what to change, in the words of the interface of this process."""
-        return None if self._fix is None else render(self._fix)
+        return None if self.advice is None else render(self.advice)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling."""
-        remade = functools.partial(type(self), self.what, where=self.where, fix=self._fix)
+        remade = functools.partial(type(self), self.what, where=self.where, fix=self.advice)
         return remade, ()
 
     def __str__(self) -> str:
@@ -212,7 +216,7 @@ class BothwaysError(Exception):
         # `Path` has made s3:/bucket/run of s3://bucket/run.
         prefix = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+:/)(?=[^/\s])", r"\1/", prefix)
         prefix = prefix if len(prefix) < _LONG_PATH else shortened(prefix)
-        text = self.what + (f"\n  {self._fix}" if self._fix else "")
+        text = self.what + (f"\n  {self.advice}" if self.advice else "")
         return printable(render(prefix, interface) + shortened(render(text, interface)))
 
 

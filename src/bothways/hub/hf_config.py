@@ -414,7 +414,7 @@ def read_native(
         with without_weights():
             Model(config.encoder, (*config.heads, *outside))
     except ConfigError as error:
-        raise FolderError(f"{error.where}: {error.what}", where=file, fix=error.fix) from error
+        raise FolderError(f"{error.where}: {error.what}", where=file, fix=error.advice) from error
     return config.encoder, (*config.heads, *outside)
 
 

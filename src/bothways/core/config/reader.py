@@ -41,7 +41,7 @@ from bothways.core.config.values import (
     read_toml,
     write_toml,
 )
-from bothways.core.errors import ConfigError, UnknownKeyError, setting
+from bothways.core.errors import ConfigError, UnknownKeyError, render, setting
 from bothways.core.terminal import quantity
 
 C = TypeVar("C")
@@ -85,7 +85,8 @@ def load(
         path = str(error.where)
         if depth(low, path) <= depth(top, path):
             raise
-        raise ConfigError(error.what, where=f"{file}: {path}", fix=error.fix) from error
+        fix = render(error.advice or "", "toml")
+        raise ConfigError(error.what, where=f"{file}: {path}", fix=fix) from error
 
 
 def read(
@@ -136,7 +137,7 @@ def read(
         index = next((i for i, name in enumerate(names) if name in fields), 1)
         inner = ".".join(names[index:])
         full_path = (join_path(where, inner) if inner else where) or error.where
-        raise ConfigError(error.what, where=full_path, fix=error.fix) from error
+        raise ConfigError(error.what, where=full_path, fix=error.advice) from error
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -442,7 +443,7 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
         try:
             value = reader(str(raw) if type(raw) in (int, float) else raw)
         except ConfigError as error:
-            failure = ConfigError(error.what, where=location, fix=error.fix)
+            failure = ConfigError(error.what, where=location, fix=error.advice)
             continue
         if isinstance(value, shape.classes):
             return value

@@ -108,7 +108,7 @@ def make_cleaning(
         try:
             near = NearDuplicates(near_duplicates)
         except ConfigError as error:
-            raise ConfigError(error.what, where="near_duplicates", fix=error.fix) from error
+            raise ConfigError(error.what, where="near_duplicates", fix=error.advice) from error
     return dataclasses.replace(FILTERS[filters], near_duplicates=near, min_tokens=min_tokens)
 
 

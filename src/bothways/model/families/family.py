@@ -184,7 +184,7 @@ class ConfigRules:
             return replace(config, readout=replace(config.readout, shifted=shifted))
         except ConfigError as error:
             message = f"{error.where}: {error.what}"
-            raise FolderError(message, where=location, fix=error.fix) from error
+            raise FolderError(message, where=location, fix=error.advice) from error
 
     def _without_aliases(self, raw: Mapping[str, Any], location: str) -> Mapping[str, Any]:
         """Return the settings under their first names."""

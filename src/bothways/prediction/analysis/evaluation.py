@@ -458,7 +458,7 @@ class EvaluationData:
         except ResourceError as error:
             scores = ", ".join(f"{name} {x:.4f}" for name, x in analysis.metrics.items())
             message = f"{error.what}; the scores are {scores}"
-            raise ResourceError(message, where=error.where, fix=error.fix) from error
+            raise ResourceError(message, where=error.where, fix=error.advice) from error
         return analysis.metrics
 
     def evaluate(

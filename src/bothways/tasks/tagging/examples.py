@@ -248,7 +248,7 @@ def _joined_rows(rows: Iterator[tables.TableRow], columns: TagColumns) -> Iterat
             current = value if begins else current
             group.append(row)
     except tables.RowError as error:  # a sentence without one of its words
-        raise DataError(error.what, where=error.where, fix=error.fix) from error
+        raise DataError(error.what, where=error.where, fix=error.advice) from error
     if group:
         yield _joined(group, columns)
 
