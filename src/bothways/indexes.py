@@ -95,7 +95,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     if old is None and model is None:
         fix = "Name the model that makes the vectors."
         raise ConfigError("there is no index yet, and no model", where="model", fix=fix)
-    named = dict.fromkeys(settings, True)  # also those that are False
+    named = dict.fromkeys(settings, True)  # also those that are None
     if old is not None:
         message = f"{out} has its settings already: vectors in {old.stored}"
         changed = None if stored == old.stored else stored
@@ -104,7 +104,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     if isinstance(model, Predictor):
         require_unset(
             "the predictor has its settings already", "Give it to bothways.load.", length=length,
-            precision=precision != "fp32", device=device != "auto", **named,
+            precision=precision != "fp32" or None, device=device != "auto" or None, **named,
         )  # fmt: skip
         name, length, opened_with = model.opened_from()
         settings = dict(opened_with)

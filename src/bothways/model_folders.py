@@ -238,8 +238,8 @@ def predict(  # noqa: PLR0913 – one option per question
     if out is None:
         require_unset(
             "is for predictions in parts", f"Name a folder for them: {argument(out='DIR')}",
-            format=format in ("parquet", "npy"), rows=rows != BulkRequest.rows, rejects=rejects,
-            processes=processes, threads=threads,
+            format=format in ("parquet", "npy") or None, rows=rows != BulkRequest.rows or None,
+            rejects=rejects or None, processes=processes, threads=threads,
         )  # fmt: skip
 
         def stream() -> Iterator[dict[str, Any]]:

@@ -376,7 +376,7 @@ def show(  # noqa: PLR0913 – one option per question
     if text is not None and not trained:
         message = "is of a text in training, and without an objective it is shown as in use"
         fix = f"Leave it out, or add {argument(objective='masked_lm')}."
-        require_unset(message, fix, count=count, step=step != 1, model=model, start=start)
+        require_unset(message, fix, count=count, step=step != 1 or None, model=model, start=start)
     if text is None or trained:
         first = None if start is None else str(start)
         if loaded is not None and model is None and first is None:
@@ -734,7 +734,7 @@ def distil(  # noqa: PLR0913 – one option per question
         require_unset(
             "is for training, and static vectors are computed in one pass",
             f"Leave it out; train them afterwards: {call('finetune', 'MODEL', task='embed')}",
-            student=student, dev=dev, recipe=recipe, config=config, resume=resume,
+            student=student, dev=dev, recipe=recipe, config=config, resume=resume or None,
             data=None if is_corpus else data, **dict.fromkeys(settings, True),
         )  # fmt: skip
         corpus: Any = Corpus.open(data) if isinstance(data, str | Path) else data

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 import bothways
-from bothways.core.errors import DataError, Finding, argument, call, interface, render, setting
+from bothways.core.errors import (
+    ConfigError,
+    DataError,
+    Finding,
+    argument,
+    call,
+    interface,
+    render,
+    require_unset,
+    setting,
+)
 
 
 @pytest.mark.parametrize(("used", "columns", "others"), [
@@ -90,3 +100,9 @@ def test_advice_of_the_library_spells_no_parameter_by_hand(spelling, exceptions)
     ]
     found = [name for file in files for name in advice.findall(file.read_text("utf8"))]
     assert sorted(found) == exceptions
+
+
+def test_false_is_a_value_of_an_argument():
+    require_unset("does nothing", "Leave it out.", a=None)
+    with pytest.raises(ConfigError, match=r"^b: does nothing"):
+        require_unset("does nothing", "Leave it out.", a=None, b=False)

@@ -68,7 +68,7 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     settings |= {"start": start, "recipe": recipe, "config": config, "device": device}
     if find_lr:
         fix = "Leave it out, or --find-lr."
-        require_unset("is for a run, and --find-lr saves none", fix, out=out, resume=resume)
+        require_unset("is for a run, and --find-lr saves none", fix, out=out, resume=resume or None)
         with terminal_progress() as progress:
             result = bothways.find_lr(sources, model, progress=progress, **settings)
         # The smoothed losses, a line for each half decade.
@@ -505,12 +505,14 @@ def plan(  # noqa: PLR0913 – one option per question
     if hardware.lower() == "here":
         message = "is for cards; this machine is measured with one rank"
         fix = "Name a card: --hardware h100"
-        require_unset(message, fix, ranks=ranks != 1, utilisation=utilisation)
+        require_unset(message, fix, ranks=ranks != 1 or None, utilisation=utilisation)
         target: str | Cards = device
         gpu = gpu_memory(device)
     else:
-        fix = "Leave it out, or --hardware."
-        require_unset("is of this machine, and a card is named", fix, device=device != "auto")
+        require_unset(
+            "is of this machine, and a card is named", "Leave it out, or --hardware.",
+            device=device != "auto" or None,
+        )  # fmt: skip
         share = UTILISATION if utilisation is None else utilisation
         target = Cards(card_named(hardware), ranks, share)
         gpu = target.card.memory

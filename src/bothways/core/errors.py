@@ -232,11 +232,10 @@ def require_unset(message: str, fix: str, /, **values: object) -> None:
     """Raise ConfigError at the first argument that is set, where it does nothing.
 
     Args:
-        values: arguments by name; None and False are not set. For settings, of which False is one
-            as well, pass True.
+        values: arguments by name; None is not set.
     """
     for name, value in values.items():
-        if value is not None and value is not False:
+        if value is not None:
             raise ConfigError(message, where=name, fix=fix)
 
 
