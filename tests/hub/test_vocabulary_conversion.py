@@ -142,6 +142,7 @@ def test_mistakes(tmp_path):
         (["the"], TokenizerError, "the vocabulary already has every word: 'the'"),
         ([], TokenizerError, "w.txt: there is no word"),
         (["new york"], ConfigError, "these are several words: 'new york'"),
+        (["a" * 101], TokenizerError, "words of more than 100 characters stay unknown"),
         (["武侠"], ConfigError, "these are several words: '武侠'"),
     ):
         with pytest.raises(error, match=message):

@@ -51,6 +51,7 @@ from bothways.pretraining.evaluation import HeldOut, replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain, write_run_page
 from bothways.tasks.metrics import error_reduction, errors_text
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_files import LONGEST_WORD
 from bothways.text.trainers import sample
 from bothways.text.vocabulary_report import SplitWord, VocabularyReport, vocabulary_report
 from bothways.training.checkpoint import latest_checkpoint, run_folder
@@ -561,7 +562,8 @@ def _best_words(
         previous = merged[word].count if word in merged else 0
         merged[word] = SplitWord(word, split.pieces, previous + split.count)
     ranked = sorted(merged.values(), key=lambda entry: (-_saved(entry), entry.word))
-    new = (word for word in ranked if word.count >= FEWEST and tokenizer.id(word.word) is None)
+    frequent = (word for word in ranked if word.count >= FEWEST and len(word.word) <= LONGEST_WORD)
+    new = (word for word in frequent if tokenizer.id(word.word) is None)
     words = tuple(itertools.islice(new, MOST))
     return words, sum(map(_saved, words)) / max(1, report.tokens)
 

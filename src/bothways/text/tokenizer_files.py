@@ -52,6 +52,9 @@ _ELSEWHERE = (
 _MAX_GAPS = 2**20
 _MAX_EXPANSION = 1000
 
+LONGEST_WORD = 100
+"""Characters of the longest word that WordPiece reads; google-research/bert has 200."""
+
 Opened = tuple[classes.Backend, classes.Pipeline | None]
 """A backend, and the pipeline to apply if its file does not contain one."""
 
@@ -60,8 +63,7 @@ def bert_backend(
     vocab: Mapping[str, int], pipeline: classes.Pipeline, unknown: str = "[UNK]"
 ) -> classes.Backend:
     """Return the backend of WordPiece with a pipeline, such as transformers' BertTokenizer."""
-    # Longer words are unknown; google-research/bert has 200.
-    model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=100)
+    model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
     backend = classes.Backend(model)
     if pipeline.normalizer is not None:
         backend.normalizer = pipeline.normalizer

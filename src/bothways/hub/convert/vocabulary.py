@@ -253,7 +253,7 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
 
     Raises:
         ConfigError: a word consists of several words for this tokenizer.
-        TokenizerError: no word is new, or one is an entry for bytes.
+        TokenizerError: no word is new, or one is an entry for bytes or too long to be read.
     """
     tokens, added = _new_tokens(tokenizer, words), list[tokenizers.AddedToken]()
     spec: dict[str, Any] = json.loads(tokenizer.backend.to_str())
@@ -261,6 +261,10 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
     vocabulary = spec["model"]["vocab"]
     match tokenizer.kind:
         case "WordPiece":
+            longest = spec["model"]["max_input_chars_per_word"]
+            if unread := [token for token in tokens if len(token) > longest]:
+                message = f"words of more than {longest} characters stay unknown: {listed(unread)}"
+                raise TokenizerError(message, where="vocabulary", fix="Leave them out.")
             vocabulary |= {token: next_id + n for n, token in enumerate(tokens)}
         case "Unigram" if len(vocabulary) == next_id:
             # A new word wins over its pieces if its score is above the sum of theirs.
