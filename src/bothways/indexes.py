@@ -148,10 +148,10 @@ def read_texts(
     texts: Any, text: str | None = None, id: str | None = None
 ) -> Iterator[tuple[str | None, str]]:
     """Yield ids and texts; see `build_index`. None for rows of Python without an id."""
-    from bothways.data.tables import given_rows, open_table
+    from bothways.data.tables import iter_rows, open_table
     from bothways.tasks.sentence_embedding.examples import corpus_file
 
-    items = [local_path(texts)] if isinstance(texts, str | Path) else given_rows(texts, "texts")
+    items = [local_path(texts)] if isinstance(texts, str | Path) else iter_rows(texts, "texts")
     for number, item in enumerate(items, 1):
         if isinstance(item, str):
             if number == 1:
@@ -293,7 +293,7 @@ def mine(  # noqa: PLR0913 – one option per question
         >>> bothways.mine(pairs, index, "negatives.jsonl", negatives=1, margin=None).negatives
         1
     """
-    from bothways.data.tables import given_rows
+    from bothways.data.tables import iter_rows
     from bothways.prediction.search import mining
     from bothways.prediction.search.index import Index
 
@@ -305,7 +305,7 @@ def mine(  # noqa: PLR0913 – one option per question
     for output in (target, mining.likely_file(target)):
         inputs = opened.folder.glob("texts-*.jsonl")
         check_output_path(output, [*inputs, *([] if source is None else [source])])
-    rows = pairs if source is not None else [*given_rows(pairs, "pairs")]
+    rows = pairs if source is not None else [*iter_rows(pairs, "pairs")]
     settings = mining.Mining(negatives, skip, depth, margin, absolute_margin, choose, mode, seed)
     if mode == "bm25":
         _ = opened.words  # an error before a file is written

@@ -201,7 +201,7 @@ def predict(  # noqa: PLR0913 – one option per question
         >>> sorted(next(rows))
         ['given', 'label', 'probabilities']
     """
-    from bothways.data.tables import given_rows
+    from bothways.data.tables import iter_rows
     from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
     from bothways.prediction.bulk.run import SUFFIXES, predict_files, predict_rows
     from bothways.tasks.sentence_embedding.vectors import VectorType
@@ -209,7 +209,7 @@ def predict(  # noqa: PLR0913 – one option per question
     require_choice(PredictPrecision, "precision", precision)
     require_choice(Runtime, "runtime", runtime)
     require_choice(VectorType, "output_dtype", output_dtype)
-    items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))
+    items = [files] if isinstance(files, str | Path) else list(iter_rows(files, "files"))
     in_memory = [item for item in items if not isinstance(item, str | Path)]
     require_at_least(1, best=best)
     if in_memory:
@@ -411,14 +411,14 @@ def _labelled_data(
     folder: str, data: Any, columns: Mapping[str, str | None], progress: Progress
 ) -> EvaluationData:
     """Return labelled data by its name or as rows; None for the dev data that a run has split."""
-    from bothways.data.tables import given_rows
+    from bothways.data.tables import iter_rows
     from bothways.finetuning.data import read_recorded_split
     from bothways.prediction.analysis.evaluation import EvaluationData
 
     if isinstance(data, str | Path):
         return EvaluationData(folder, str(data), columns, progress)
     if data is not None:
-        rows = list(given_rows(data, "data"))
+        rows = list(iter_rows(data, "data"))
         return EvaluationData(folder, "rows", columns, progress, rows=rows)
     recorded = read_recorded_split(folder)
     if recorded is None:
@@ -455,10 +455,10 @@ def average(models: str | Path | Iterable[str | Path], out: str | Path) -> list[
         >>> bothways.load_model("averaged").config == bothways.load_model("my-bert").config
         True
     """
-    from bothways.data.tables import given_rows
+    from bothways.data.tables import iter_rows
     from bothways.hub.average import save_average
 
-    names = [models] if isinstance(models, str | Path) else [*given_rows(models, "models")]
+    names = [models] if isinstance(models, str | Path) else [*iter_rows(models, "models")]
     for name in names:
         if not isinstance(name, str | Path):
             message = f"must be model folders or Hub ids, not {type(name).__name__}"
@@ -626,7 +626,7 @@ def export_model(  # noqa: PLR0913 – one option per question
         >>> classify("a good film").label
         'positive'
     """
-    from bothways.data.tables import given_rows
+    from bothways.data.tables import iter_rows
     from bothways.prediction.analysis.evaluation import MAX_LOSS
     from bothways.prediction.export.folder import write_export
     from bothways.prediction.predictor import named_columns
@@ -637,7 +637,7 @@ def export_model(  # noqa: PLR0913 – one option per question
         message = "is for int8, which is not computed"
         require_unset(message, fix, limit=limit, **columns)
     is_named = int8 is None or isinstance(int8, str | Path)
-    data = int8 if is_named else list(given_rows(int8, "int8"))  # read twice
+    data = int8 if is_named else list(iter_rows(int8, "int8"))  # read twice
 
     def evaluate(predictor: Predictor) -> Metrics:
         roles = named_columns(predictor.task_model.task, **columns)

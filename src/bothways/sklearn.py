@@ -19,7 +19,7 @@ import numpy as np
 import bothways
 from bothways.core.errors import optional
 from bothways.core.progress import Progress
-from bothways.data.tables import given_rows, plain_value
+from bothways.data.tables import iter_rows, plain_value
 from bothways.tasks.columns import label_of
 
 with optional("report", "the estimator of scikit-learn"):
@@ -161,7 +161,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
 def _rows(inputs: Any) -> list[dict[str, Any]]:
     """Return inputs as rows with the columns text and text_b."""
     rows = []
-    for number, item in enumerate(given_rows(inputs, "X"), 1):
+    for number, item in enumerate(iter_rows(inputs, "X"), 1):
         value = plain_value(item)
         texts = [*value.values()] if isinstance(value, dict) else value
         texts = [texts] if isinstance(texts, str) else texts

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Boundary, Document, DocumentReader
     from bothways.data.sentences import Words
-    from bothways.data.tables import Given
+    from bothways.data.tables import TableLike
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.trainers import Sample
 
@@ -31,7 +31,7 @@ NOTED_MARKS = 0.0075
 
 @checked
 def train_tokenizer(  # noqa: PLR0913 – one option per question
-    texts: str | Path | Given | Mapping[str, str | Path | Given],
+    texts: str | Path | TableLike | Mapping[str, str | Path | TableLike],
     size: int = 30_000,
     *,
     kind: str = "wordpiece",
@@ -133,7 +133,7 @@ def read_sample(texts: Sample, progress: Progress) -> Iterator[str]:
 
 @checked
 def build_corpus(  # noqa: PLR0913 – one option per question
-    texts: str | Path | Given,
+    texts: str | Path | TableLike,
     tokenizer: str | Path | Tokenizer,
     out: str | Path,
     *,
@@ -214,14 +214,14 @@ def documents_of(
         DataError: a name of no file, an item that is none of these, or a text that names a file.
     """
     from bothways.data.documents import Boundary, Document, DocumentReader, row_document
-    from bothways.data.tables import TableRow, given_rows
+    from bothways.data.tables import TableRow, iter_rows
 
     ends = choice(boundary, {end.value: end for end in Boundary}, "boundary")
     if isinstance(texts, DocumentReader):
         return texts
     if isinstance(texts, str | Path):
         return _files([texts], column, ends)
-    items = iter(given_rows(texts, "texts"))
+    items = iter(iter_rows(texts, "texts"))
     head = [*itertools.islice(items, 1)]  # a stream may be longer than the memory
     items = itertools.chain(head, items)
     if head and isinstance(head[0], str | Path if of_paths else Path):

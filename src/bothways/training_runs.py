@@ -448,11 +448,11 @@ def adapt(  # noqa: PLR0913 – one option per question
         >>> sorted(result.before), result.folder.name
         (['domain'], 'model')
     """
-    from bothways.data.tables import given_rows
+    from bothways.data.tables import iter_rows
     from bothways.pretraining import adapt as adaptation
 
     def paths(sources: str | Path | Iterable[str | Path], name: str) -> list[str]:
-        items = [sources] if isinstance(sources, str | Path) else [*given_rows(sources, name)]
+        items = [sources] if isinstance(sources, str | Path) else [*iter_rows(sources, name)]
         for item in items:
             if not isinstance(item, str | Path):
                 message = f"must be names of files or of a corpus, not {type(item).__name__}"

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from pyarrow import parquet
 
 from bothways.core.errors import DataError
-from bothways.data.tables import TableRow, given_rows
+from bothways.data.tables import TableRow, iter_rows
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.running_text import CharacterSpan, split_words, tags_from_spans
 from bothways.tasks.tagging.task import TaggingTask
@@ -92,7 +92,7 @@ def test_a_frame_that_was_read_from_parquet_gives_the_same_tags(form, tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     frame = pandas.read_parquet(tmp_path / "a.parquet")
     first = next(iter(TASK.read(str(tmp_path / "a.parquet")).examples))
-    for example in (first, in_memory(*given_rows(frame, "frame"))[0][0]):
+    for example in (first, in_memory(*iter_rows(frame, "frame"))[0][0]):
         assert (example.words, example.tags) == (WORDS, TAGS)
 
 

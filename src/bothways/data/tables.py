@@ -667,12 +667,12 @@ class ArrowTable(Protocol):
         """Return the rows as dicts, or the items."""
 
 
-Given = Iterable[Any] | ArrowTable
-"""Data as `given_rows` takes it."""
+TableLike = Iterable[Any] | ArrowTable
+"""Data as `iter_rows` takes it."""
 FORMS = "a DataFrame, a datasets.Dataset, or a list of dicts"
 
 
-def given_rows(data: Any, where: str) -> Iterable[Any]:
+def iter_rows(data: Any, where: str) -> Iterable[Any]:
     """Return the rows of a table as dicts, or the items of another iterable as they are.
 
     Iterating over a DataFrame or a mapping would give the names of its columns. Missing values

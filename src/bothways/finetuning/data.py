@@ -47,7 +47,7 @@ from bothways.tasks.columns import TableTask, is_absent, require_columns
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.encoding_checks import UNKNOWN, unknown_tokens
 
-Rows = str | Path | tables.Given
+Rows = str | Path | tables.TableLike
 """A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""
 REPORTED = 256
 """Number of examples between two reports of progress while reading."""
@@ -501,9 +501,9 @@ class _Parser:
         return [name for name in self._first if name and name not in used]
 
 
-def _numbered(rows: tables.Given, name: str) -> Iterator[TableRow]:
+def _numbered(rows: tables.TableLike, name: str) -> Iterator[TableRow]:
     """Yield rows in memory with their numbers."""
-    for number, row in enumerate(tables.given_rows(rows, name), 1):
+    for number, row in enumerate(tables.iter_rows(rows, name), 1):
         item = row
         if isinstance(row, Mapping):  # csv.DictReader has None as the name of surplus cells
             item = {str(column): value for column, value in row.items()}

@@ -38,7 +38,7 @@ from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import listed, quantity
-from bothways.data.tables import Given, TableRow, given_rows, is_example, plain_value
+from bothways.data.tables import TableLike, TableRow, is_example, iter_rows, plain_value
 from bothways.hub import sentence_transformers
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
@@ -329,13 +329,13 @@ class Predictor:
 
     def stream(
         self,
-        inputs: Given,
+        inputs: TableLike,
         counts: engine.PredictionCounts | None = None,
         *,
         window: int = engine.WINDOW,
     ) -> Iterator[Any]:
         """Yield a prediction for each input, in order; a window of inputs is read at a time."""
-        rows = enumerate(given_rows(inputs, "inputs"), 1)
+        rows = enumerate(iter_rows(inputs, "inputs"), 1)
         examples = (read_input(self.task_model, item, number) for number, item in rows)
         predicted = engine.predict(self.task_model, examples, counts, window=window)
         return (prediction for _, prediction in predicted)
@@ -343,7 +343,7 @@ class Predictor:
     @checked
     def encode(  # noqa: PLR0913 – the names of sentence-transformers
         self,
-        texts: str | Given,
+        texts: str | TableLike,
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
@@ -391,7 +391,7 @@ class Predictor:
             raise ConfigError(message, where="truncate_dim")
         lead = self.task_model.task.prompt_text(prompt_name, prompt)
         single = isinstance(texts, str | Mapping) and self._is_one(texts)
-        rows = [texts] if single else given_rows(texts, "texts")
+        rows = [texts] if single else iter_rows(texts, "texts")
         with shown_progress(bool(show_progress_bar)) as progress:
             progress.stage("encoding", len(rows) if isinstance(rows, Sized) else None)
             matrix: Any = self._look_up(rows, lead, progress) if isinstance(rows, list) else None
@@ -415,7 +415,7 @@ class Predictor:
             return torch.from_numpy(matrix[0] if single else matrix)
         return matrix[0] if single else matrix if convert_to_numpy else list(matrix)
 
-    def encode_query(self, texts: str | Given, **options: Any) -> Any:
+    def encode_query(self, texts: str | TableLike, **options: Any) -> Any:
         """Return the vectors of queries: those of `encode`, with the model's prompt for them.
 
         It is the prompt "query" of the folder, else its default one.
@@ -430,7 +430,7 @@ class Predictor:
         """
         return self._encode_role("query", texts, options)
 
-    def encode_document(self, texts: str | Given, **options: Any) -> Any:
+    def encode_document(self, texts: str | TableLike, **options: Any) -> Any:
         """Return the vectors of documents, as `encode_query`.
 
         The prompt is "document", "passage" or "corpus" of the folder, else its default one.
@@ -438,7 +438,7 @@ class Predictor:
         return self._encode_role("document", texts, options)
 
     def _encode_role(
-        self, role: Literal["query", "document"], texts: str | Given, options: dict[str, Any]
+        self, role: Literal["query", "document"], texts: str | TableLike, options: dict[str, Any]
     ) -> Any:
         stated = [options.get(name) for name in ("prompt", "prompt_name")]
         if isinstance(self.task_model, Embedder) and stated == [None, None]:
@@ -566,7 +566,7 @@ class Predictor:
         return matrices if is_raw else [*map(unit, matrices)]
 
     def read(
-        self, data: str | Path | Reading[Any] | Given, columns: Any = None, *, labelled: bool
+        self, data: str | Path | Reading[Any] | TableLike, columns: Any = None, *, labelled: bool
     ) -> Reading[Any]:
         """Open a file, a Hub data set, stdin ("-") or rows, and stream the examples.
 
@@ -585,14 +585,14 @@ class Predictor:
             return data
         if isinstance(data, str | Path):
             return self.task_model.task.read(str(data), columns, labelled=labelled)
-        items = enumerate(given_rows(data, "data"), 1)
+        items = enumerate(iter_rows(data, "data"), 1)
         rows = (TableRow(item, f"input {number}") for number, item in items)
         parse = functools.partial(_read_row, self.task_model, columns=columns, labelled=labelled)
         return self.task_model.task.read_rows(rows, parse, columns, labelled=labelled)
 
     def evaluate(
         self,
-        data: str | Path | Reading[Any] | Given,
+        data: str | Path | Reading[Any] | TableLike,
         answers: Any = None,
         counts: engine.PredictionCounts | None = None,
         **columns: str,
@@ -619,7 +619,7 @@ class Predictor:
 
     def predict_examples(
         self,
-        data: str | Path | Reading[Any] | Given,
+        data: str | Path | Reading[Any] | TableLike,
         counts: engine.PredictionCounts | None = None,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (example, prediction) for a file, a reading or rows in order; constant memory."""
@@ -630,8 +630,8 @@ class Predictor:
         """Return the examples of inputs with their answers, which the data has if they are None."""
         if answers is None:
             return self.read(inputs, labelled=True).examples
-        items = [inputs] if self._is_one(inputs) else [*given_rows(inputs, "inputs")]
-        values = [answers] if self._is_one(inputs) else [*given_rows(answers, "answers")]
+        items = [inputs] if self._is_one(inputs) else [*iter_rows(inputs, "inputs")]
+        values = [answers] if self._is_one(inputs) else [*iter_rows(answers, "answers")]
         if len(items) != len(values):
             count = quantity(len(items), "input(s)")
             message = f"{quantity(len(values), 'answer(s)')} for {count}"

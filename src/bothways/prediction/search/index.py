@@ -35,7 +35,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.values import checked, require_at_least, require_choice
 from bothways.core.errors import ConfigError, DataError, FolderError, argument, call, optional
 from bothways.core.files import local_path, near_path, read_object
-from bothways.data.tables import given_rows
+from bothways.data.tables import iter_rows
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction import PredictPrecision
 from bothways.prediction.predictor import Predictor, open_task, rebound
@@ -345,7 +345,7 @@ class Index:
             if value and mode == "bm25":
                 fix = "Leave it out: words are ranked without a model."
                 raise ConfigError("is for vectors", where=name, fix=fix)
-        texts = [queries] if isinstance(queries, str) else list(given_rows(queries, "queries"))
+        texts = [queries] if isinstance(queries, str) else list(iter_rows(queries, "queries"))
         for number, text in enumerate(texts, 1):
             if not isinstance(text, str):
                 message = f"is of type {type(text).__name__}, not a text"
