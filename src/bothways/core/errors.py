@@ -51,7 +51,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bothways.core.terminal import listed, printable, shortened
+from bothways.core.terminal import printable, shortened
 
 Interface = Literal["python", "command", "json", "toml"]
 
@@ -405,8 +405,3 @@ def report_findings(findings: Iterable[Finding]) -> list[Finding]:
         lines = "".join(f"\n  {number}. {error}" for number, error in enumerate(errors, 1))
         raise BothwaysError(f"{len(errors)} errors must be corrected before training:{lines}")
     return sorted(findings, key=lambda finding: finding.severity != "warning")
-
-
-def places(items: Many[str]) -> str:
-    """Join the first five places with commas, followed by the number of others."""
-    return listed(items, 5)

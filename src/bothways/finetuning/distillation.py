@@ -24,10 +24,11 @@ from torch.nn import functional as F
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, ChoiceTargets, Targets
-from bothways.core.errors import ConfigError, places, report_findings
+from bothways.core.errors import ConfigError, report_findings
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.source import Sequence
+from bothways.core.terminal import listed
 from bothways.core.training_module import Loss, TrainingModule
 from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence
@@ -180,7 +181,7 @@ def with_teacher_scores(
     columns: list[int] | slice = slice(None)
     if task_model.scale in ("classes", "labels"):
         if {*data.labels} != {*task_model.labels}:
-            teacher_labels, data_labels = places(task_model.labels), places(data.labels)
+            teacher_labels, data_labels = listed(task_model.labels, 5), listed(data.labels, 5)
             message = f"{teacher.folder} has the labels {teacher_labels}, the data {data_labels}"
             fix = "Choose a teacher that was trained with the labels of this data."
             raise ConfigError(message, where=where, fix=fix)

@@ -25,13 +25,13 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten, require_choice
-from bothways.core.errors import Finding, argument, places, render
+from bothways.core.errors import Finding, argument, render
 from bothways.core.files import local_path
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.report.html import can_write, metrics_html, write_html
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Sequence
-from bothways.core.terminal import quantity, result_line
+from bothways.core.terminal import listed, quantity, result_line
 from bothways.core.training_module import TrainingModule, VectorModule
 from bothways.data.loader import ExampleBudget, ListSource, Loader, ahead, unchanged
 from bothways.finetuning import data as labelled, few_shot, prepare
@@ -252,7 +252,7 @@ def build_card(done: FinetuneResult, run: prepare.PreparedRun) -> Card:
     """Build the model card of a trained model."""
     settings, data = run.settings, run.data
     plain = configs.to_dict(settings)
-    labels = f": {places(data.labels)}" if data.labels else ""
+    labels = f": {listed(data.labels, 5)}" if data.labels else ""
     warning = f" Warning: {done.failure}" if done.failure else ""
     task = done.task_model.task
     order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError, DataError, Finding, places
+from bothways.core.errors import ConfigError, DataError, Finding
 from bothways.core.source import Sequence
-from bothways.core.terminal import quantity
+from bothways.core.terminal import listed, quantity
 from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.tables import Table, TableRow
 from bothways.hub.hf_config import Problem
@@ -540,7 +540,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown_label(message: str, label: str, labels: Many[str], where: str) -> DataError:
     """Return the error for a label (`message` names it) that is not one of `labels`."""
     message += f" is not among the {quantity(len(labels), 'label(s)')}"
-    fix = f"Give data with these labels: {places(labels)}."
+    fix = f"Give data with these labels: {listed(labels, 5)}."
     return DataError(message + did_you_mean(label, labels), where=where, fix=fix)
 
 

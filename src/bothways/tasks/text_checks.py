@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence a
 from typing import Any
 
 from bothways.core.config.values import is_integer
-from bothways.core.errors import Check, Finding, Severity, argument, places
+from bothways.core.errors import Check, Finding, Severity, argument
 from bothways.core.terminal import listed, quantity
 
 RARE, COMMON = 0.01, 0.9
@@ -27,7 +27,7 @@ def report_rows(
     Example: report_rows("rows", ["a.tsv:3"], "row(s) is|are empty") →
     "1 row is empty: a.tsv:3".
     """
-    message = f"{quantity(len(where), fault)}: {places(where)}"
+    message = f"{quantity(len(where), fault)}: {listed(where, 5)}"
     return [Finding(check, severity, message, fix=fix)] if where else []
 
 
@@ -103,7 +103,7 @@ def check_case(labels: Many[str]) -> list[Finding]:
         alike.setdefault(text, []).append(display)
     same = [" and ".join(group) for group in alike.values() if len(group) > 1]
     message = "labels that differ in case, invisible characters or the form of a number only are "
-    message += f"learned as different ones: {places(same)}"
+    message += f"learned as different ones: {listed(same, 5)}"
     fix = "Spell them alike if they mean the same."
     return [Finding("labels", "warning", message, fix=fix)] if same else []
 
@@ -121,12 +121,12 @@ def check_known(
     held_out = [*dev]
     dev_labels = {label for label, _ in held_out}
     unknown = [f"{location} ({label!r})" for label, location in held_out if label not in train]
-    fix = f"The labels of the training data are {places(train)}."
+    fix = f"The labels of the training data are {listed(train, 5)}."
     fault = "label(s) of dev examples has|have no training example"
     findings = check_case(train) + report_rows("labels", unknown, fault, fix)
     absent = [label for label in train if held_out and label not in dev_labels]
     if absent:
-        message = f"no dev example has one of the labels {places(absent)}{consequence}"
+        message = f"no dev example has one of the labels {listed(absent, 5)}{consequence}"
         findings.append(Finding("labels", "warning", message))
     return findings
 
@@ -152,7 +152,7 @@ def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
     if not rare:
         return []
     message = f"{kind} with less than {100 * least:.2g}% of the training examples are hardly "
-    return [Finding("balance", "warning", f"{message}learned: {places(rare)}")]
+    return [Finding("balance", "warning", f"{message}learned: {listed(rare, 5)}")]
 
 
 def check_overlap(

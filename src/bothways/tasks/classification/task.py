@@ -27,7 +27,8 @@ from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, LabelTargets
 from bothways.core.config.values import require_range
-from bothways.core.errors import ConfigError, Finding, argument, places, setting
+from bothways.core.errors import ConfigError, Finding, argument, setting
+from bothways.core.terminal import listed
 from bothways.core.training_module import Loss
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
@@ -227,11 +228,13 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             names, ((e.label, e.where) for e in dev if e.label is not None)
         )
         if len(names) > MANY and 2 * len(list(filter(_FRACTION.fullmatch, names))) > len(names):
-            message = f"the {len(names)} labels look like scores ({places(names)}), not classes"
+            message = f"the {len(names)} labels look like scores ({listed(names, 5)}), not classes"
             fix = f"To learn them as scores, set {argument(task='regress')}."
             findings.append(Finding("labels", "warning", message, fix=fix))
         elif len(names) > MANY and len(names) == sum(e.label is not None for e in train):
-            message = f"each of the {len(names)} labels has one training example ({places(names)})"
+            message = (
+                f"each of the {len(names)} labels has one training example ({listed(names, 5)})"
+            )
             fix = (
                 f"Such labels cannot be learned; is another column meant? {argument(label='NAME')}."
             )

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, LabelTargets
 from bothways.core.config.values import require_range
-from bothways.core.errors import ConfigError, DataError, Finding, argument, places, setting
+from bothways.core.errors import ConfigError, DataError, Finding, argument, setting
+from bothways.core.terminal import listed
 from bothways.core.training_module import Loss
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
@@ -150,7 +151,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         labels = ((label, e.where) for e in dev for label in e.labels or ())
         findings += text_checks.check_known(names, labels, ": their thresholds stay at 0.5")
         if len(columns) > 1 and (never := sorted({*columns} - {*names})):
-            message = f"no training example has the labels {places(never)}: they are left out"
+            message = f"no training example has the labels {listed(never, 5)}: they are left out"
             findings.append(Finding("labels", "warning", message))
         label_sets = [e.labels for e in train if e.labels is not None]
         counts = Counter(label for some in label_sets for label in {*some})
@@ -161,7 +162,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         always = [label for label, count in counts.items() if count == len(label_sets)]
         if always:
             message = "all training examples have these labels, which teaches nothing: "
-            findings.append(Finding("balance", "warning", message + places(always)))
+            findings.append(Finding("balance", "warning", message + listed(always, 5)))
         # Labels that another separator would cut into several that all occur often.
         for mark in (*";|,\t", "\uff0c", "\u3001", "\uff1b"):  # at last full-width: ， 、 ；
             pieces = {piece.strip() for name in names for piece in name.split(mark)}

@@ -36,8 +36,9 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, SpanTargets
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError, Finding, places, setting
+from bothways.core.errors import ConfigError, Finding, setting
 from bothways.core.files import local_path
+from bothways.core.terminal import listed
 from bothways.core.training_module import Loss
 from bothways.data.tables import HUB, Table, TableRow, holds_lines
 from bothways.data.text_io import suffix_of
@@ -371,9 +372,9 @@ def _check_places(train: Many[Question]) -> list[Finding]:
         message = f"{len(absent)} of {len(train)} training answers are not in their context"
         if len(absent) == len(train):
             fix = "Fix these answers; there is nothing else to learn."
-            findings.append(Finding("labels", "error", f"{message}: {places(absent)}", fix=fix))
+            findings.append(Finding("labels", "error", f"{message}: {listed(absent, 5)}", fix=fix))
         else:
-            message = f"{message} and are skipped: {places(absent)}"
+            message = f"{message} and are skipped: {listed(absent, 5)}"
             findings.append(Finding("labels", "warning", message))
     fault = "training answer(s) does|do not begin at the given character; "
     fault += "the nearest occurrence is used"

@@ -31,8 +31,9 @@ from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, TokenTargets
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import Finding, argument, places, setting
+from bothways.core.errors import Finding, argument, setting
 from bothways.core.source import Ids, Sequence
+from bothways.core.terminal import listed
 from bothways.core.training_module import Loss
 from bothways.data.tables import TableRow
 from bothways.model.heads import Head, TagHead
@@ -254,7 +255,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
                 rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
                 if rare:
                     message = f"types with fewer than {FEW} training entities are hardly learned: "
-                    findings.append(Finding("balance", "warning", message + places(rare)))
+                    findings.append(Finding("balance", "warning", message + listed(rare, 5)))
         overlap = text_checks.check_overlap(train, dev, lambda example: example.words, "sentences")
         return findings + overlap
 
@@ -485,7 +486,7 @@ def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
         return [Finding("rows", "error", message + _shown(*pair), fix=fix)]
     same = [f"{where} {word!r}" for where, _, word, tag in rows if word == tag]
     if len(rows) >= FEW and 2 * len(same) > len(rows):
-        message = f"most tags of the {name} data are the words themselves: {places(same)}"
+        message = f"most tags of the {name} data are the words themselves: {listed(same, 5)}"
         fix = f"Name the column of tags: {argument(label='3')}."
         return [Finding("labels", "warning", message, fix=fix)]
     if len(rows) >= MANY and 2 * len(tags) > len(rows):
@@ -511,7 +512,9 @@ def _check_scheme(examples: Many[TagExample], scheme: schemes.Scheme, name: str)
     letters = schemes.PREFIXES[actual]
     foreign = {tag for tag, part in parts.items() if part is None or part.prefix not in letters}
     if foreign:
-        message = f"the {name} data has tags that {actual.upper()} lacks: {places(sorted(foreign))}"
+        message = (
+            f"the {name} data has tags that {actual.upper()} lacks: {listed(sorted(foreign), 5)}"
+        )
         fix = f"Set {setting('task.scheme', 'auto')}, or plain for tags of single words."
         return [Finding("labels", "error", message, "task.scheme", fix)]
     findings = []
@@ -537,7 +540,7 @@ def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
     so = "so all are read as tags of single words"
     if any("-" in tag for tag in likely.values()) and schemes.spells_entities(likely.values()):
         message = f"the {name} data seems to have tags of entities in another spelling, {so}: "
-        fix = f"If entities are meant, write {places(changed)}."
+        fix = f"If entities are meant, write {listed(changed, 5)}."
     elif any("-" in tag and schemes.spells_entities([tag]) for tag in tags):
         message = f"the {name} data has tags of entities, such as B-PER, and others, {so}: "
         fix = "Correct these tags if entities are meant."
@@ -556,7 +559,7 @@ def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
         fix = "Name another column of tags, such as upos."
     else:
         return []
-    return [Finding("labels", "warning", message + places(remaining), fix=fix)]
+    return [Finding("labels", "warning", message + listed(remaining, 5), fix=fix)]
 
 
 def _likely_tag(tag: str) -> str:
@@ -603,10 +606,14 @@ def _check_labels(
         kinds = {t: {t, *(schemes.types_of([t]) if entities else ())} for t in dev_tags}
         faulty = {t for t in dev_tags if not unknown.isdisjoint(kinds[t])}
         where = [e.where for e in dev if not faulty.isdisjoint(e.tags or ())]
-        message = f"the dev data has {kind} that training data lacks, {places(sorted(unknown))}: "
-        fix = f"Those of the training data are {places(sorted(train_types))}."
-        findings.append(Finding("labels", "error", message + places(where), fix=fix))
+        message = (
+            f"the dev data has {kind} that training data lacks, {listed(sorted(unknown), 5)}: "
+        )
+        fix = f"Those of the training data are {listed(sorted(train_types), 5)}."
+        findings.append(Finding("labels", "error", message + listed(where, 5), fix=fix))
     if dev and train_types - dev_types:
-        message = f"the dev data has none of the {kind} {places(sorted(train_types - dev_types))}"
+        message = (
+            f"the dev data has none of the {kind} {listed(sorted(train_types - dev_types), 5)}"
+        )
         findings.append(Finding("labels", "warning", message))
     return findings
