@@ -103,6 +103,20 @@ def test_ranks_divide_the_work_and_add_an_exchange():
     assert sixteen.seconds["exchange"] == pytest.approx(sixteen.updates * (sent - hidden / 2))
 
 
+def test_ranks_that_share_a_model_gather_its_weights_in_each_pass():
+    """Two microbatches of 512 tokens a rank: two passes each, and the gradients once."""
+    usual, card = settings("bert-large"), CARDS["l4"]
+    wide = dataclasses.replace(usual.encoder, width=4096, intermediate_size=16_384, depth=8)
+    run = dataclasses.replace(usual, encoder=wide, microbatch_tokens=512)
+    plan = forecast_run(run, Cards(card, 8))
+    assert plan.choice.placement == "sharded"
+    sent = (1 + 2 * 2) * 4 * plan.parameters * (7 / 8) / card.link
+    compute = plan.operations_per_token * 1024 / (0.25 * card.bf16)
+    assert plan.seconds["exchange"] == pytest.approx(plan.updates * (sent - compute / 3))
+    update = max(28 * plan.parameters / 8 / card.bandwidth, 8 * LAUNCHES - compute)
+    assert plan.seconds["updates"] == pytest.approx(plan.updates * update)
+
+
 def test_recomputation_takes_longer_and_leaves_more_room():
     usual, again = (forecast_run(settings(recompute=on), Cards(CARD)) for on in (False, True))
     assert 1.2 < again.seconds["training"] / usual.seconds["training"] < 1.34
