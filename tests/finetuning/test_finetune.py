@@ -5,7 +5,6 @@ import itertools
 import json
 import shutil
 import signal
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from bothways.core.report.sections import readable_number
 from bothways.finetuning import run as fitting
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.lora import ScaledLinear
-from bothways.finetuning.prepare import prepare_run, remarks
+from bothways.finetuning.prepare import PreparedRun, prepare_run, remarks
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model, save_model
@@ -39,7 +38,6 @@ from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.text_task import TextColumns
-from bothways.text.tokenizer import Tokenizer
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs, Steps
 from heard_progress import Heard
@@ -223,11 +221,11 @@ def test_a_pooler_that_the_model_was_saved_without_starts_at_random_with_a_note(
 
 def test_a_pooler_that_was_only_saved_for_the_class_is_noted_as_new(files, tmp_path):
     """BertModel has one in transformers, whether or not anything has trained it."""
-    tokenizer, short = make_tokenizer(tmp_path / "tokenizer"), replace(FAST, until=Steps(1))
     for name, heads, notes in (("bare", (), 1), ("pooled", (PoolerHead(),), 0)):
-        save_model(tmp_path / name, Model(TINY, heads), tokenizer)
+        saved(tmp_path / name, *heads)
         assert "pooler" in load_model(tmp_path / name).model.heads
-        settings, heard = replace(files, model=str(tmp_path / name), training=short), Heard()
+        short, heard = replace(FAST, until=Steps(1)), Heard()
+        settings = replace(files, model=str(tmp_path / name), training=short)
         finetune(settings, device="cpu", progress=heard)
         assert heard.text.count("has no pooler to start from") == notes
 
@@ -246,21 +244,21 @@ def test_a_model_that_lost_its_pooler_is_refused(lost, files, tmp_path):
     assert finetune(given, tmp_path / "run", device="cpu").folder == tmp_path / "run" / "model"
 
 
-def saved(
-    folder: Path, tokenizer: Tokenizer, heads: Sequence[Head], **names: Any
-) -> tuple[str, Model]:
+def saved(folder: Path, *heads: Head, **names: Any) -> Model:
     torch.manual_seed(3)
     model = Model(TINY, heads)
-    save_model(folder, model, tokenizer, **names)
-    return str(folder), model
+    save_model(folder, model, make_tokenizer(folder.parent / "tokenizer"), **names)
+    return model
+
+
+def prepared(settings: FinetuneConfig, model: Path, **data: Any) -> PreparedRun:
+    return prepare_run(replace(settings, model=str(model)), None, torch.device("cpu"), **data)
 
 
 def test_the_head_of_a_folder_with_the_labels_of_the_data_is_trained_further(files, tmp_path):
-    tokenizer, heads = make_tokenizer(tmp_path / "tokenizer"), (PoolerHead(), LabelHead(2))
     own = ("pos", "neg")  # in another order than the task's, which clients go by
-    folder, model = saved(tmp_path / "own", tokenizer, heads, labels=own)
-    settings = replace(files, model=folder)
-    ready = prepare_run(settings, None, torch.device("cpu"))
+    model = saved(folder := tmp_path / "own", PoolerHead(), LabelHead(2), labels=own)
+    ready = prepared(files, folder)
     assert equal(ready.task_model.model.heads["labels"], model.heads["labels"])
     assert (ready.fresh, ready.task_model.labels) == ((), own)
     pairs = zip(ready.data.train, ready.data.train_examples, strict=True)
@@ -270,11 +268,11 @@ def test_the_head_of_a_folder_with_the_labels_of_the_data_is_trained_further(fil
 
     # 3 of one label to 1 of the other: n / (2 · count) each, in the order of the folder.
     rows = [{"text": "bad", "label": "neg"}] * 3 + [{"text": "good", "label": "pos"}]
-    balanced = replace(settings, task=ClassificationTask(weighting="balanced"), dev=None)
-    weighted = prepare_run(balanced, None, torch.device("cpu"), train=rows * 8)
+    balanced = replace(files, task=ClassificationTask(weighting="balanced"), dev=None)
+    weighted = prepared(balanced, folder, train=rows * 8)
     assert weighted.task_model.task.weighting == pytest.approx((2.0, 2 / 3))
 
-    fresh = prepare_run(replace(settings, fresh=("head",)), None, torch.device("cpu"))
+    fresh = prepared(replace(files, fresh=("head",)), folder)
     assert (fresh.fresh, fresh.task_model.labels) == (("labels",), ("neg", "pos"))
     assert not equal(fresh.task_model.model.heads["labels"], model.heads["labels"])
 
@@ -282,29 +280,26 @@ def test_the_head_of_a_folder_with_the_labels_of_the_data_is_trained_further(fil
         ("other", {"labels": ("no", "yes")}),
         ("flags", {"labels": own, "problem": "multi_label_classification"}),
     ):
-        folder, _ = saved(tmp_path / name, tokenizer, heads, **names)
-        ready = prepare_run(replace(settings, model=folder), None, torch.device("cpu"))
+        saved(tmp_path / name, PoolerHead(), LabelHead(2), **names)
+        ready = prepared(files, tmp_path / name)
         assert (ready.fresh, ready.task_model.labels) == (("labels",), ("neg", "pos"))
         assert "a new one starts at random: " in "".join(remarks(ready))
 
 
 def test_a_head_for_one_label_is_not_trained_further_for_another(tmp_path):
-    tokenizer, heads = make_tokenizer(tmp_path / "tokenizer"), (PoolerHead(), LabelHead(1))
     names: Any = {"labels": ("toxic",), "problem": "multi_label_classification"}
-    folder, _ = saved(tmp_path / "toxic", tokenizer, heads, **names)
-    settings = FinetuneConfig(FAST, task=MultilabelTask(), model=folder)
+    saved(tmp_path / "toxic", PoolerHead(), LabelHead(1), **names)
+    settings = FinetuneConfig(FAST, task=MultilabelTask())
     for label, fresh in (("spam", ("labels",)), ("toxic", ())):
         rows = [{"text": "good", "labels": []}, {"text": "bad", "labels": [label]}]
-        ready = prepare_run(settings, None, torch.device("cpu"), train=rows * 8)
+        ready = prepared(settings, tmp_path / "toxic", train=rows * 8)
         assert (ready.fresh, ready.task_model.labels) == (fresh, (label,))
 
 
 def test_a_head_of_scores_far_from_0_is_trained_further_in_their_units(tmp_path):
-    tokenizer, heads = make_tokenizer(tmp_path / "tokenizer"), (PoolerHead(), LabelHead(1))
-    folder, model = saved(tmp_path / "prices", tokenizer, heads)
-    settings = FinetuneConfig(FAST, task=RegressionTask(), model=folder)
+    model = saved(folder := tmp_path / "prices", PoolerHead(), LabelHead(1))
     rows = [{"text": "good", "label": 900}, {"text": "bad", "label": 100}] * 8
-    ready = prepare_run(settings, None, torch.device("cpu"), train=rows)
+    ready = prepared(FinetuneConfig(FAST, task=RegressionTask()), folder, train=rows)
     dense = ready.task_model.model.heads["labels"].dense
     assert isinstance(dense, ScaledLinear)
     assert dense.scale == (500, 400)
@@ -314,7 +309,6 @@ def test_a_head_of_scores_far_from_0_is_trained_further_in_their_units(tmp_path)
 
 
 def test_a_head_of_one_output_or_without_labels_is_trained_further(tmp_path):
-    tokenizer = make_tokenizer(tmp_path / "tokenizer")
     question = {"question": "good ?", "context": "bad good", "answers": ["good"]}
     for task, heads, rows in (
         (
@@ -329,17 +323,15 @@ def test_a_head_of_one_output_or_without_labels_is_trained_further(tmp_path):
         ),
         (QuestionAnsweringTask(), (SpanHead(),), [question]),
     ):
-        folder, model = saved(tmp_path / task.name, tokenizer, heads)
-        settings = FinetuneConfig(FAST, task=task, model=folder)
-        ready = prepare_run(settings, None, torch.device("cpu"), train=rows * 8)
+        model = saved(folder := tmp_path / task.name, *heads)
+        ready = prepared(FinetuneConfig(FAST, task=task), folder, train=rows * 8)
         kind = heads[-1].kind
         assert equal(ready.task_model.model.heads[kind], model.heads[kind])
         assert ready.fresh == ()
 
 
 def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path):
-    model, tokenizer = Model(TINY, (PoolerHead(), LabelHead(2))), make_tokenizer(tmp_path / "t")
-    save_model(tmp_path / "model", model, tokenizer)
+    saved(tmp_path / "model", PoolerHead(), LabelHead(2))
     task_model = open_task(str(tmp_path / "model")).task_model
     assert (task_model.labels, task_model.length) == (("LABEL_0", "LABEL_1"), 32)
     assert task_model.task.columns == TextColumns()
