@@ -203,9 +203,9 @@ def test_an_instance_is_fitted_with_its_own_rate_as_the_peak():
 
 def test_fine_tuning_takes_any_optimizer_of_torch(tmp_path):
     """None of them takes a sparse gradient with all of its own settings."""
-    rows = make_rows(32, 0)
+    rows = make_rows(64, 0)
     done = bothways.finetune(
-        make_folder(tmp_path / "bert", dropout=0.0), rows, rows, out=tmp_path / "run", epochs=2,
+        make_folder(tmp_path / "bert", dropout=0.0), rows, rows, out=tmp_path / "run", epochs=3,
         batch_size=8, optimizer=SGD, schedule=lambda share: 1.0, device="cpu", progress=False,
     )  # fmt: skip
     losses = [metrics["loss"] for _, metrics in done.history]
