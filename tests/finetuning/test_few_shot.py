@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 
 import bothways
@@ -15,7 +16,9 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.source import Sequence
 from bothways.finetuning.config import FewShot
 from bothways.finetuning.few_shot import check_few_shot, pair_module, sample_pairs
+from bothways.hub.model_folder import load_model
 from bothways.tasks.sentence_embedding.losses import TextTargets
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask, save_sentence_encoder
 from commands import run_line
 from toy_folder import make_examples, make_rows, write_tsv
 
@@ -72,6 +75,22 @@ def test_the_head_is_the_solvers_on_the_sentence_vectors(model, classes, weighti
     solver.fit(vectors, labels)
     actual = done.predictor().predict_proba(texts)
     np.testing.assert_allclose(actual, solver.predict_proba(vectors), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_the_head_reads_the_vector_of_its_folder(model, tmp_path, pooling):
+    opened = load_model(model)
+    task = SentenceEmbeddingTask(pooling=pooling)
+    embedder = task.bind(opened.model, opened.tokenizer, (), 16)
+    save_sentence_encoder(tmp_path / "sentences", embedder)
+    done = bothways.finetune(tmp_path / "sentences", make_rows(8, 0), **FAST, **SMALL)
+    tuned, batch = done.task_model.model, opened.tokenizer.batch(["the film"])
+    with torch.no_grad():
+        rows = tuned.encoder(batch).last
+        vector = rows[0] if pooling == "cls" else rows.mean(0)
+        expected = tuned.heads["labels"].dense(vector / vector.norm()).softmax(0)
+    actual = torch.tensor(done.predictor().predict_proba(["the film"])[0])
+    torch.testing.assert_close(actual, expected, check_dtype=False)
 
 
 def test_a_command_writes_a_folder_that_predicts_the_same(model, tmp_path, capsys):

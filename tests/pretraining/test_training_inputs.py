@@ -268,10 +268,6 @@ def test_text_is_the_same_in_a_notebook_and_with_colours(monkeypatch):
     assert str(inputs) == "title\n"
 
 
-def test_a_single_sequence_is_no_plural():
-    assert repr(TrainingInputs("title", (hostile(),))) == "TrainingInputs('title', 1 sequence)"
-
-
 @pytest.mark.parametrize("colours", [False, True])
 def test_terminals_are_not_commanded_by_texts(colours):
     file, system = io.StringIO(), "truecolor" if colours else None
