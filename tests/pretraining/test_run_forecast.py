@@ -11,9 +11,13 @@ import torch
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.runtime.cards import CARDS, NETWORK
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp, budget_at
+from bothways.data.masking import Masking
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.objectives.masked_lm import MaskedLMNextSentence
+from bothways.objectives.causal_lm import CausalLM
+from bothways.objectives.distillation import Distillation, Relations, SoftTargets
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
+from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining import forecast as forecasting
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import (
@@ -23,6 +27,7 @@ from bothways.pretraining.forecast import (
     measure_step,
     memory_demand,
     objective_flops,
+    predicted_share,
 )
 from bothways.pretraining.recipes import ON_GPU, RECIPES, settings_of
 from bothways.training.checkpoint import Best, Keep
@@ -81,6 +86,31 @@ def test_the_speed_of_a_run_is_near_what_an_h200_reached():
     until = dataclasses.replace(run.training, until=Hours(45 / 3600))
     forecast = forecast_run(dataclasses.replace(run, training=until), Cards(CARDS["h200"]))
     assert forecast.tokens == pytest.approx(18.6e6, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("objective", "share"),
+    [
+        (MaskedLM(masking=Masking(0.3)), 0.3),
+        (CausalLM(), 1.0),
+        (Distillation("teacher"), 1.0),
+        (Distillation("teacher", (SoftTargets(at="masked"),), masking=Masking(0.3)), 0.3),
+        (Distillation("teacher", (Relations(heads=2),), masking=None), 0.0),
+    ],
+)
+def test_predictions_are_of_the_tokens_that_a_loss_reads(objective, share):
+    assert predicted_share(objective) == share
+
+
+def test_the_network_of_the_boundary_loss_is_counted():
+    """Two borders and a distance to the width, to that of the table, and to the vocabulary."""
+    spans, h, vocabulary = MaskedLMSpanBoundary(), 768, 30522
+    flops, without = (
+        objective_flops(each, preset("bert-base"), 128)
+        for each in (spans, MaskedLM(masking=spans.masking))
+    )
+    network = (2 * h + 200) * h + h * h + h * vocabulary
+    assert flops - without == pytest.approx(2 * 0.15 * network)
 
 
 def test_ranks_divide_the_work_and_add_an_exchange():
