@@ -42,7 +42,7 @@ from bothways.core.files import surrogate_in
 from bothways.core.source import rng
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import NAMES, Backend, bert, find_specials, roberta
-from bothways.text.tokenizer_files import LONGEST_WORD, bert_backend, dress, finish
+from bothways.text.tokenizer_files import bert_backend, dress, finish
 
 SPECIALS = [names[0] for names in NAMES.values()]
 """BERT's special tokens, in its order."""
@@ -330,10 +330,6 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend
         limit_alphabet=len(letters),
         show_progress=False,
     )
-    # Longer words are unknown before they are looked up: their pieces would never be read.
-    too_long = tokenizers.Regex(rf"\A.{{{LONGEST_WORD + 1},}}\z")
-    steps = [pipeline.pre_tokenizer, pre_tokenizers.Split(too_long, "removed")]
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.train_from_iterator(reader(texts), trainer)
     return bert_backend(backend.get_vocab(), pipeline)
 
