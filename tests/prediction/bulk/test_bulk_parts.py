@@ -449,7 +449,7 @@ def test_another_model_of_the_same_name_does_not_continue(name, tmp_path):
     file = folder / name
     file.parent.mkdir(exist_ok=True)
     settings = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(settings | {"id2label": {"0": "a", "1": "b"}}))
+    file.write_text(json.dumps(settings | {"id2label": {"0": "a", "1": "b"}, "length": 9}))
     with pytest.raises(ConfigError, match="the folder was begun with sha256 of the model"):
         predict_files(asked, tmp_path / "out")
 
