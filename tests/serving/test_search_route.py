@@ -122,7 +122,7 @@ def test_a_server_without_an_index(model, application):
     with running(alone) as url:
         response = httpx.post(f"{url}/search", json={"query": "a"})
         assert (response.status_code, response.json()["error"]["code"]) == (422, "wrong_task")
-        assert "--index FOLDER" in response.text
+        assert "indexes in Python" in response.text
 
 
 def test_the_document_names_the_models_of_all_indexes(model, films, tmp_path):

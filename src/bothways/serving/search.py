@@ -227,7 +227,7 @@ def _choose(models: Models, request: SearchRequest) -> ServedIndex:
         return fitting[0]
     names = ", ".join(models.indexes)
     if not names:
-        message = "there is no index: start the server with --index FOLDER"
+        message = "the server has no index: see --index, or indexes in Python"
     elif fitting:
         message = f"there are several indexes: set index to one of {names}"
     else:
