@@ -515,7 +515,7 @@ def relation_divergence(
 
     def compute(needed: bool) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         total = student.new_zeros((), dtype=exact)
-        gradients: list[list[Tensor]] = [[], []]  # of the vectors as queries, and as keys
+        gradients = list[Tensor]()
         for rectangle in layout.rectangles:
             # A matrix `(longest, d)` for each sequence and head.
             a, t = (
@@ -525,7 +525,7 @@ def relation_divergence(
             keep = rectangle.keep
             if keep is not None:
                 keep = keep.repeat_interleave(heads, 0)
-            grads, scale = (torch.empty_like(a), torch.empty_like(a)), a.shape[-1] ** -0.5
+            gradient, scale = torch.empty_like(a), a.shape[-1] ** -0.5
             count = max(1, elements // (PAIR_ARRAYS * a.shape[1] ** 2))
             for at in (slice(start, start + count) for start in range(0, len(a), count)):
                 scores = (a[at] * scale) @ a[at].mT
@@ -540,14 +540,13 @@ def relation_divergence(
                     # dKL/dS = q − p, and S = scale · A Aᵀ: rows of A are queries and keys, and as
                     # queries have the gradient dS A, as keys dSᵀ A.
                     slope = log_q.exp_().sub_(p).mul_(w[at, :, None] * scale)
-                    grads[0][at], grads[1][at] = slope @ a[at], slope.mT @ a[at]
-            for pieces, gradient in zip(gradients, grads, strict=True):
-                rows = gradient.reshape(rectangle.rows, -1, *gradient.shape[1:])
-                pieces.append(rectangle.unpad(rows.transpose(1, 2)).to(student.dtype))
-        return total, tuple(torch.cat(pieces) for pieces in gradients if needed)
+                    gradient[at] = slope @ a[at] + slope.mT @ a[at]
+            rows = gradient.reshape(rectangle.rows, -1, *gradient.shape[1:])
+            gradients.append(rectangle.unpad(rows.transpose(1, 2)).to(student.dtype))
+        return total, (torch.cat(gradients),) if needed else ()
 
     with torch.autocast(student.device.type, enabled=False):
-        return _with_gradients(compute, student, student)
+        return _with_gradients(compute, student)
 
 
 def in_parts(
