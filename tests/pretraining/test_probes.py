@@ -151,6 +151,9 @@ def test_what_cannot_be_probed_is_refused(corpus, files, tmp_path, monkeypatch):
     small.write_text("text\tlabel\nThe cat.\tday\nThe owl.\tnight\nThe fox.\tnight\n")
     with pytest.raises(DataError, match="two texts or more of each"):
         pretrain(settings_for(corpus, (str(small),)), corpus, device="cpu")
+    small.write_text("text\tlabel\nThe cat.\tday\nThe owl.\t\n")
+    with pytest.raises(DataError, match=r"small\.tsv:3: .*label"):
+        pretrain(settings_for(corpus, (str(small),)), corpus, device="cpu")
     shared = parallel.Plan(sharding=parallel.Sharding())
     monkeypatch.setattr(pretraining, "choose_parallelism", lambda *_: shared)
     with pytest.raises(

@@ -34,6 +34,7 @@ from bothways.prediction.analysis.evaluation import COLUMNS, read_suite
 from bothways.prediction.engine import evaluate_task
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
+from bothways.tasks.base import required
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.masked_lm.task import MinimalPairTask
 from bothways.tasks.sentence_embedding.task import pool
@@ -389,7 +390,7 @@ def _linear_measure(
     task, examples = reading.task, [*reading.examples]
     encoded = task.encode(examples, tokenizer, task.labels(examples), length)
     sequences = [item.sequences[0] for item in encoded]
-    labels = np.array([example.label for example in examples])
+    labels = np.array([required(example.label, example.where) for example in examples])
     counts = np.unique(labels, return_counts=True)[1]
     if len(counts) < 2 or counts.min() < 2:
         message = "a linear probe needs two labels or more, and two texts or more of each"
