@@ -134,3 +134,9 @@ def test_the_recipe_has_the_checkpoints_of_the_challenge(corpus):
     assert settings.word_milestones == BABYLM
     assert settings.objective.kind == "gpt_bert"
     assert sum(phase.share for phase in settings.phases) == pytest.approx(1)
+
+
+def test_names_of_milestones_have_all_digits():
+    words = (1_000, 10_000_000, 1_234_567, 1_234_568)
+    names = ["chck_0.001M", "chck_10M", "chck_1.234567M", "chck_1.234568M"]
+    assert [*map(milestone_name, words)] == names

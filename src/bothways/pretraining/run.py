@@ -320,7 +320,7 @@ def phases_of(
 
 def milestone_name(words: int) -> str:
     """Return the name of a milestone's folder, as in BabyLM: 3,000,000 words are chck_3M."""
-    return f"chck_{words / 1e6:g}M"
+    return f"chck_{words / 1e6:.12g}M"
 
 
 def words_of_epoch(corpora: Corpora, documents: Mapping[str, DocumentIds]) -> float:
