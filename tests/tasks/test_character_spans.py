@@ -140,6 +140,7 @@ def test_spans_that_are_refused(spans, said, tmp_path):
     assert next(reading.table.rows, None) is None, "the file is closed when a row is refused"
     assert error.value.where == f"{file}:2"
     assert all(part in str(error.value) for part in said)
+    assert ("UTF-16" in str(error.value)) == ("UTF-16" in said)
 
 
 def test_rows_that_nobody_annotated_are_counted(tmp_path):

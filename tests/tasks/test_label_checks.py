@@ -75,6 +75,7 @@ GRADED = RankExample("new", ("a", "b"), (3.0, 0.0), "d:1")
 SCORES = [TextExample(f"t{n}", None, str(n / 2), f"a:{n}") for n in range(9)]
 SEVERAL, CHOICES = fair_texts(40), fair_questions(30)
 SPREADSHEET = [TextExample(text, label=text[-1]) for text in ("#NAME?", "a ?", "b ?", "c !", "d !")]
+UNEVEN = [TextExample(f"text {n}", None, "x" if n else "y") for n in range(20)]
 TWICE = [TextExample("t", None, label, f"c:{n}") for n, label in enumerate("xxxy")]
 PIPED = [MultilabelExample(f"x{n}", None, (name,)) for n, name in enumerate(("a|b", "a|c", "b"))]
 LISTED = [replace(example, labels=(example.labels[0].replace("|", "\u3001"),)) for example in PIPED]
@@ -102,6 +103,7 @@ AGAIN = [RankExample(query, ("a", "b"), (1.0, 0.0), joined=True) for query in ("
         (ChoiceTask(), CHOICES, choice("a", "b", label=-1), "labels error", r"out of range: b:1 \(-1 of 2\)"),
         (ChoiceTask(), CHOICES, fair_questions(1), "overlap warning", "1 of 1 dev examples is also in .*: a:0"),
         (ClassificationTask(), TWICE, [], "labels warning", "^1 training example has the text of .* another label: c:3$"),
+        (ClassificationTask(), UNEVEN, [], "balance warning", "95.0% of the training examples are 'x': accuracy says"),
         (ClassificationTask(), SPREADSHEET, [], "rows warning", "^1 text has an error of a spreadsheet: an example$"),
         (RerankingTask(), AGAIN, [], "rows warning", "earlier"),
         (RerankingTask(), [*QUERIES, GRADED], [], "labels error", "1 training example has labels above 1: d:1"),

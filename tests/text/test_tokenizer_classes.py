@@ -320,6 +320,7 @@ def test_the_class_decides_between_several_vocabularies(tmp_path):
     folder = write(
         tmp_path, {"tokenizer_class": "AlbertTokenizer"}, "albert",
         vocab__txt=vocabulary(bert_tokens()), spiece__model=family.message(family.ALBERT),
+        bpe__codes="a b 3",
     )  # fmt: skip
     assert Tokenizer.load(folder).kind == "Unigram"
 
