@@ -69,6 +69,9 @@ def test_questions_become_what_google_feeds(tokenizer):
             ids = [2, *read, 3, *context[part.start : part.stop], 3]
             assert sequence.ids.tolist() == ids
             assert sequence.segments.tolist() == [0] * begin + [1] * (len(ids) - begin)
+            assert sequence.global_attention_mask.tolist() == [
+                n < begin - 1 for n in range(len(ids))
+            ]
             whole = part.start <= span[0] and span[1] < part.stop
             places = [place - part.start + begin if whole else 0 for place in span]
             assert targets_of(sequence) == (*places, 1.0)

@@ -184,12 +184,16 @@ def test_rows_with_and_without_a_label_are_not_one_example(tmp_path):
 
 
 @pytest.mark.parametrize(("positive", "negative"), [("pos", "neg"), ("positives", "negatives")])
-def test_relevant_documents_and_others(positive, negative):
+def test_relevant_documents_and_others(positive, negative, tmp_path):
     row = {"query": "ape", positive: ["bee"], negative: ["cat", "dog"]}
     example = RerankingTask().example(row)
     assert (example.documents, example.labels) == (("bee", "cat", "dog"), (1.0, 0.0, 0.0))
-    single = RerankingTask().example({"anchor": "ape", positive: "bee", negative: "cat"})
-    assert (single.query, single.documents) == ("ape", ("bee", "cat"))
+    row = json.dumps({"anchor": "ape", positive: "bee", negative: "cat"})
+    (tmp_path / "rows.jsonl").write_text(f"{row}\n{row}\n")
+    reading = RerankingTask().read(str(tmp_path / "rows.jsonl"))
+    assert [(e.query, e.documents) for e in reading.examples] == [("ape", ("bee", "cat"))] * 2
+    new = {"query": "ape", "documents": ["dog"]}  # what a trained model ranks
+    assert reading.task.example(new).documents == ("dog",)
 
 
 @pytest.mark.parametrize(

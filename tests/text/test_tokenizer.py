@@ -96,18 +96,11 @@ def test_known_differences_from_google(pairs):
 
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)))
-def test_saved_bert_opens_in_transformers_with_the_same_ids(tmp_path, pairs, number):
+def test_saved_bert_is_built_from_vocabulary_and_settings(tmp_path, pairs, number):
     ours = pairs[number][0]
-    theirs = toy_text.save_and_open(ours, tmp_path, ASCII_CASES, positions=77)
+    theirs = toy_text.save_and_open(ours, tmp_path, ASCII_CASES)
     assert type(theirs) is transformers.BertTokenizer
-    assert theirs.model_max_length == 77
-    assert (theirs.pad_token_id, theirs.mask_token_id) == (ours.specials.pad, ours.specials.mask)
-    assert (theirs.cls_token_id, theirs.sep_token_id, theirs.unk_token_id) == (2, 3, 1)
-    pair, tokens = theirs("hello", "world"), ["[CLS]", "hello", "[SEP]", "world", "[SEP]"]
-    assert theirs.convert_ids_to_tokens(pair.input_ids) == tokens
-    assert pair.token_type_ids == [0, 0, 0, 1, 1]
     (tmp_path / "tokenizer.json").unlink()
-    # From vocab.txt and the settings.
     assert Tokenizer.load(tmp_path).fingerprint == ours.fingerprint
 
 
