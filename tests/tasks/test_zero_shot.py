@@ -12,6 +12,7 @@ import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.serving.app import app
 from bothways.tasks.classification.task import ZeroShotTask
+from bothways.tasks.text_task import TextExample
 from running_server import running
 from toy_folder import make_examples, make_folder, save_classifier
 
@@ -56,6 +57,8 @@ def test_probabilities_are_those_of_transformers(nli, options, candidates):
     assert classify.predict(TEXTS).tolist() == best.tolist()
     alone = [[*classify(text).probabilities.values()] for text in TEXTS[:3]]
     assert alone == pytest.approx(expected[:3], abs=1e-6)
+    (encoded,) = classify.task_model.encode([TextExample(TEXTS[0])])
+    assert {tuple(x.global_attention_mask.nonzero()[0]) for x in encoded.sequences} == {(0,)}
 
 
 @pytest.mark.parametrize(
