@@ -118,6 +118,7 @@ def test_hard_wrapped_lines_are_joined_where_documents_have_paragraphs(tmp_path)
     joined = f"CHAPTER I\n\n{long} Convent, lay upon the flags.\nShe stepped out.\nNuns\nTwo"
     assert texts(write(tmp_path / "a.txt", book), boundary=Boundary.FILE) == [joined]
     assert texts(write(tmp_path / "a.docs", f'<doc title="t">\n{book}</doc>\n')) == [joined]
+    assert unwrap("a" * 100 + "\nNext") == "a" * 100 + " Next"
     assert unwrap("a" * 101 + "\nNext") == "a" * 101 + "\nNext"
     assert unwrap("за\nгородом\nÄpfel\nüber 二\n三") == "за городом\nÄpfel über 二\n三"
     assert unwrap("б" * 50 + "\nПсков") == "б" * 50 + " Псков"

@@ -218,6 +218,7 @@ def plain(tmp_path_factory) -> Path:
         {"rank_pattern": {"x(": 3}},
         {"alpha_pattern": "query"},
         {"base_model_name_or_path": None},
+        {"base_model_name_or_path": ""},
         {"base_model_name_or_path": "./elsewhere"},
     ],
 )

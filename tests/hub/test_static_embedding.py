@@ -62,6 +62,7 @@ def test_vectors_equal_sentence_transformers(changes, tmp_path):
     expected = reference.similarity(expected, expected).numpy()
     np.testing.assert_allclose(embed.similarity(actual, actual), expected, rtol=0, atol=1e-5)
     save_sentence_encoder(tmp_path / "saved", embed.unprepared())
+    assert "library_name: sentence-transformers" in (tmp_path / "saved/README.md").read_text()
     again = sentence_transformer(tmp_path / "saved")
     np.testing.assert_array_equal(again.encode(TEXTS), reference.encode(TEXTS))
     saved = bothways.load(tmp_path / "saved", task="embed")
