@@ -370,10 +370,13 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path, tokenizer):
 # What goes wrong
 
 
-def test_settings_that_cannot_be(tmp_path, tokenizer):
-    for settings in ({"language": "english"}, {"workers": 0}, {"cleaning": "gopher"}):
-        with pytest.raises(ConfigError):
-            write_corpus([], tokenizer, tmp_path / "c", **settings)
+@pytest.mark.parametrize(
+    ("name", "value"), [("language", "english"), ("workers", 0), ("cleaning", "gopher")]
+)
+def test_settings_that_cannot_be(tmp_path, tokenizer, name, value):
+    with pytest.raises(ConfigError) as caught:
+        write_corpus([], tokenizer, tmp_path / "c", **{name: value})
+    assert caught.value.where == name
     assert not (tmp_path / "c").exists()
 
 

@@ -234,7 +234,7 @@ def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path, caplog):
     ("a.csv", b"", "", "holds no row"),
     ("a.tsv", b"text\tlabel\n", "", "holds no row"),
     ("a.jsonl", b"\n \n", "", "holds no row"),
-    ("a.csv", b"text,label\na,1\nhe said, no,1\n", ":3", "has 3 values for 2 columns"),
+    ("a.csv", b"text,label\na,1\nhe said, no,1\n", ":3", "has 3 values for 2 columns (text, label)\n  Quote"),
     ("a.csv", b'text,label\na,1\n"open,1\nb,0\n', ":3", "is not CSV"),
     ("a.csv", b"text,label\na film,pos\n" * 2, ":3", "repeats the header"),  # of files that were joined
     ("a.jsonl", b'{"a": 1}\n{"a": 1\n', ":2", "is not JSON"),

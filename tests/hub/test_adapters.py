@@ -1,6 +1,7 @@
 """Adapters of PEFT: read as the weights that they make, and written so that PEFT computes the same."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,7 @@ def test_a_head_without_outputs_is_refused(adapter):
     scalar = {"base_model.model.classifier.weight": torch.tensor(0.0)}
     save_file(load_file(file) | scalar, file)
     change_settings(adapter, SETTINGS, task_type="SEQ_CLS")
-    with pytest.raises(FolderError):
+    with pytest.raises(FolderError, match=r"classifier\.weight is \[\], not \[2, "):
         load_model(adapter)
 
 
@@ -249,6 +250,7 @@ def test_a_head_without_outputs_is_refused(adapter):
     (lambda name: name.replace("lora_A", "lora_C"), torch.clone, "holds .*lora_C.*, which is no tensor of L"),
     (lambda name: name.replace("query.lora_A", "odd"), torch.clone, r"holds .*\.odd.*, which is no tensor of"),
     (lambda name: name * ("lora_A" in name), torch.clone, "holds one factor of .*query without the other"),
+    (lambda name: re.sub("layer.0", "layer.7", name), torch.clone, "changes .*layer.7.*model does not have it"),
 ])  # fmt: skip
 def test_malformed_factors_are_refused(rename, change, message, adapter):
     file = adapter / "adapter_model.safetensors"
@@ -258,6 +260,13 @@ def test_malformed_factors_are_refused(rename, change, message, adapter):
     with pytest.raises(FolderError, match=message) as caught:
         load_model(adapter)
     assert caught.value.where == file
+
+
+def test_the_base_may_be_a_model_of_the_hub(plain, adapter, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(plain / "base"))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
+    change_settings(adapter, SETTINGS, base_model_name_or_path="me/bert")
+    assert "changed" in load_model(adapter).report.adapter
 
 
 def test_another_base_is_refused(adapter, tmp_path):

@@ -92,9 +92,10 @@ def test_modules_are_not_followed_out_of_the_folder(outside, folder):
 def test_huge_sizes_are_one_error_soon(key, value, folder):
     change_settings(folder, **{key: value})
     start = time.process_time()
-    with pytest.raises(FolderError):
+    with pytest.raises(FolderError) as caught:
         load_model(folder)
     assert time.process_time() - start < 5
+    assert Path(caught.value.where).parent == folder
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])

@@ -111,8 +111,9 @@ def test_other_uses_are_refused(tmp_path):
         bothways.finetune(folder, [{"text": "a cat", "label": "x"}] * 4, epochs=1)
     assert caught.value.where == folder
     assert "without a Transformer, compute its vectors with task=" in str(caught.value.fix)
-    with pytest.raises(FolderError):
+    with pytest.raises(FolderError) as caught:
         bothways.load(folder, task="classify")
+    assert caught.value.where == folder
     for settings in ({"precision": "int8"}, {"device": "cuda"}):
         with pytest.raises(ConfigError) as refused:
             bothways.load(folder, **settings)
