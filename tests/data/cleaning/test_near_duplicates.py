@@ -69,6 +69,7 @@ def left_out(texts: list[str], settings: near_duplicates.NearDuplicates) -> list
 @pytest.mark.parametrize("chinese", [False, True])
 def test_the_texts_left_out_are_those_of_a_search_of_all_pairs(chinese, monkeypatch):
     monkeypatch.setattr(near_duplicates, "RECALL", 1 - 1e-9)  # bands that lose no pair
+    monkeypatch.setattr(near_duplicates, "ROWS", 40)  # several chunks
     settings = near_duplicates.NearDuplicates(0.5, shingle=3, permutations=256)
     texts = some_texts(150, 3, chinese)
     found = left_out(texts, settings)
