@@ -15,7 +15,7 @@ from huggingface_hub import errors
 
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import push_to_hub
-from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, resolve
+from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, portable_name, resolve
 
 Calls = list[tuple[str, list[str]]]
 
@@ -81,6 +81,14 @@ def test_the_folder_inside_that_the_modules_name_is_fetched(tmp_path, monkeypatc
     modules[0]["path"] = "../elsewhere"
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     assert resolve(tmp_path) == tmp_path
+
+
+def test_a_name_that_is_found_from_elsewhere_is_an_id_or_an_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert portable_name("mine") == str(tmp_path / "mine")
+    assert portable_name("hub:a_b/c.d-1") == "a_b/c.d-1"
+    assert portable_name("bert-base-uncased") == "google-bert/bert-base-uncased"
 
 
 @pytest.mark.parametrize("name", [
