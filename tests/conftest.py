@@ -27,7 +27,7 @@ from toy_text import write_vocabulary
 # depends on the tests that a worker has run before.
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, max_examples=25,
-    suppress_health_check=[HealthCheck.filter_too_much],
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )  # fmt: skip
 settings.register_profile("slow", deadline=None, derandomize=True, max_examples=200)
 # New examples at every run, to find what no one has met yet: pytest -m hypothesis --hypothesis-profile=fresh
