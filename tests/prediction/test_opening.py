@@ -141,14 +141,6 @@ def test_a_head_that_config_json_names_no_class_for_is_named(tmp_path):
             open_task(str(tmp_path / "classes"), task)
 
 
-def test_one_output_distinguishes_no_classes(tmp_path):
-    """Its softmax is 1 for every text."""
-    saved(tmp_path / "one", "BertForSequenceClassification", settings={"num_labels": 1})
-    advice = r'needs two\n  .*task="regress"'
-    with pytest.raises(FolderError, match=rf"has 1 output \(LABEL_0\), and classify {advice}"):
-        open_task(str(tmp_path / "one"), "classify")
-
-
 def test_a_fresh_head_is_never_left_out(tmp_path):
     saved(tmp_path / "bare", "BertModel", add_pooling_layer=False)
     loaded = load_model(tmp_path / "bare", fresh=["pooler"], whole=False)
@@ -166,6 +158,9 @@ def test_one_output_is_a_score_as_in_transformers(tmp_path):
     expected = [model(**tokenizer(text, return_tensors="pt")).logits.item() for text in TEXTS]
     assert scores(tmp_path / "one") == pytest.approx(expected, abs=2e-6)
     assert scores(tmp_path / "one", task="regress") == pytest.approx(expected, abs=2e-6)
+    advice = r'needs two\n  .*task="regress"'  # as classes the softmax is 1 for every text
+    with pytest.raises(FolderError, match=rf"has 1 output \(LABEL_0\), and classify {advice}"):
+        open_task(str(tmp_path / "one"), "classify")
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,10 @@ def test_a_pair_is_refused_where_the_model_reads_one_text(folder, tmp_path):
     rows = [{"text": text, "label": label} for text, label in zip(TEXTS, "aba", strict=True)]
     settings: Any = {"epochs": 1, "device": "cpu", "progress": False}
     pandas.DataFrame(rows).to_csv(tmp_path / "one.csv", index=False)
-    classify = bothways.finetune(folder, tmp_path / "one.csv", **settings).predictor()
+    result = bothways.finetune(folder, tmp_path / "one.csv", **settings)
+    with pytest.raises(ConfigError, match=r"result\.predictor\(\)\(inputs\)"):
+        result.predictor(TEXTS[0])  # in place of a precision
+    classify = result.predictor()
     with pytest.raises(DataError, match="has 2 texts"):
         classify((TEXTS[0], TEXTS[1]))
     assert len(classify.predict(TEXTS[:2])) == 2
@@ -228,20 +231,15 @@ def test_a_pair_is_refused_where_the_model_reads_one_text(folder, tmp_path):
         compare.read(tmp_path / "two.csv", TextColumns("text"), labelled=False)
 
 
-def test_a_predictor_is_shown_in_one_line(embed, predictors):
-    shown = repr(predictors["classify"])
+def test_predictors_models_and_tokenizers_are_shown_in_one_line(folder, embed, predictors):
+    shown, model = repr(predictors["classify"]), bothways.load_model(folder)
     assert shown.startswith("Predictor(task='classify', labels=[")
     assert "precision='fp32', device='cpu'" in shown
-    assert "\n" not in shown
+    assert repr(model).startswith("PretrainedModel(layers=2, width=32, parameters=")
+    assert repr(model.tokenizer).startswith("Tokenizer(WordPiece, size=")
+    assert "\n" not in shown + repr(model)
     with pytest.raises(AttributeError):
         _ = embed.other
-
-
-def test_a_text_instead_of_a_precision_is_told_what_to_type(folder):
-    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, "aba", strict=True)]
-    result = bothways.finetune(folder, rows, epochs=1, device="cpu", progress=False)
-    with pytest.raises(ConfigError, match=r"result\.predictor\(\)\(inputs\)"):
-        result.predictor(TEXTS[0])
 
 
 @pytest.mark.parametrize(
@@ -267,13 +265,6 @@ def test_dir_lists_public_names():
     assert dir(bothways) == sorted(bothways.__all__)
     with pytest.raises(AttributeError, match="SentenceTransformer"):
         _ = bothways.SentenceTransformer
-
-
-def test_models_and_tokenizers_are_shown_in_one_line(folder):
-    model = bothways.load_model(folder)
-    assert repr(model).startswith("PretrainedModel(layers=2, width=32, parameters=")
-    assert repr(model.tokenizer).startswith("Tokenizer(WordPiece, size=")
-    assert "\n" not in repr(model)
 
 
 @pytest.mark.parametrize("client", ["httpx", "httpx2"])  # the Hub's, older and newer
