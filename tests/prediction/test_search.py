@@ -162,7 +162,6 @@ def test_many_queries_and_a_processor_without_kernels_read_vectors(tmp_path, mon
 
 
 def test_codes_are_those_of_torch_and_of_sentence_transformers():
-    import torch
     from sentence_transformers.util.quantization import quantize_embeddings
 
     vectors = embed([f"text {n}" for n in range(200)])

@@ -186,6 +186,19 @@ def test_searches_while_the_index_changes(tmp_path, model):
         assert len(each["results"][0]["hits"]) == each["version"]
 
 
+def test_a_search_whose_files_are_replaced_meanwhile_is_repeated(client, monkeypatch):
+    whole, faults = Index.ranked, [FileNotFoundError("vectors-1.npy")]
+
+    def ranked(*arguments: Any, **options: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(Index, "ranked", ranked)
+    assert search(client, query="the cat", index="films")["results"][0]["hits"]
+    assert not faults
+
+
 def test_searches_that_would_wait_too_long_are_refused(tmp_path, model, monkeypatch):
     folder = tmp_path / "index"
     bothways.build_index(["the cat"], model, folder)
