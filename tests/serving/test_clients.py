@@ -15,17 +15,10 @@ import pytest
 from huggingface_hub import InferenceClient, close_session
 
 from bothways.core.errors import ConfigError
-from bothways.prediction.predictor import Predictor
 from bothways.serving.app import App, app
+from bothways.serving.compatible import info
 from running_server import answer, refusal
 from toy_predictors import TASKS, TEXTS
-
-NAMES = {"label": "multilabel"}
-
-
-@pytest.fixture(scope="module")
-def predictors(predictors) -> dict[str, Predictor]:
-    return {NAMES.get(name, name): each for name, each in predictors.items()}
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +33,16 @@ def line(prediction: Any) -> Any:
 
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - {"embed", "choice", "rerank"}))
 def test_the_own_shape_is_a_line_of_predict(client, predictors, name):
-    kind = NAMES.get(name, name)
-    inputs = TASKS[name][1][:5]
-    expected = [line(predictors[kind](item)) for item in inputs]
+    kind, inputs = predictors[name].task_model.task.name, TASKS[name][1][:5]
+    expected = [line(predictors[name](item)) for item in inputs]
     if kind == "answer":  # numbered in their request
         expected = [one | {"id": str(number)} for number, one in enumerate(expected, 1)]
     assert answer(client, f"/{kind}", {"inputs": inputs}) == expected
-    assert answer(client, f"/models/{kind}/{kind}", {"inputs": inputs[:1]}) == expected[:1]
+    assert answer(client, f"/models/{name}/{kind}", {"inputs": inputs[:1]}) == expected[:1]
     if isinstance(inputs[0], str):
         assert answer(client, f"/{kind}", {"inputs": inputs[0]}) == expected[0]
     wrong = "classify" if kind != "classify" else "tag"
-    refused = refusal(client, f"/{wrong}", {"inputs": "a", "model": kind})
+    refused = refusal(client, f"/{wrong}", {"inputs": "a", "model": name})
     assert refused[:2] == (422, "wrong_task")
 
 
@@ -116,6 +108,10 @@ def test_jina_and_tei_rerank(client, predictors):
     best = found["results"][0]
     assert best["document"]["text"] == TEXTS[1 + best["index"]]
     assert found["usage"]["total_tokens"] > 0
+    plain = answer(client, "/v1/rerank", body)["results"]
+    assert [{*item} for item in plain] == [{"index", "relevance_score"}] * 2
+    texts = {"query": TEXTS[0], "texts": TEXTS[1:3], "return_text": True}
+    assert {item["text"] for item in answer(client, "/rerank", texts)} == {*TEXTS[1:3]}
     raw = answer(client, "/rerank", {"query": TEXTS[0], "texts": TEXTS[1:3], "raw_scores": True})
     scores = {item["index"]: item["score"] for item in raw}
     # The same pairs together: without compiled kernels the rounding depends on the batch.
@@ -123,6 +119,7 @@ def test_jina_and_tei_rerank(client, predictors):
     assert scores[1] == both.logits[1]
     alike = answer(client, "/models/rerank", {"query": TEXTS[0], "texts": TEXTS[1:3]})
     ranked = {item.index: item.score for item in both.ranking}
+    assert [{*item} for item in alike] == [{"index", "score"}] * 2
     assert {item["index"]: item["score"] for item in alike} == ranked
     assert ranked[1] == pytest.approx(1 / (1 + math.exp(-both.logits[1])))
     (pair,) = answer(client, "/models/rerank/predict", {"inputs": [TEXTS[0], TEXTS[2]]})
@@ -203,11 +200,24 @@ def test_tei(client, predictors):
     tokens = answer(client, "/models/embed/tokenize", {"inputs": TEXTS[0]})[0]
     assert [token["special"] for token in tokens[:2]] == [True, False]
     assert TEXTS[0][tokens[1]["start"] : tokens[1]["stop"]] == tokens[1]["text"]
-    info = client.get("/info").json()
-    assert {model["name"] for model in info["models"]} == predictors.keys()
-    assert info["limits"]["queue_tokens"] == 131_072
-    (embed,) = [model for model in info["models"] if model["task"] == "embed"]
+    shown = client.get("/info").json()
+    assert {model["name"] for model in shown["models"]} == predictors.keys()
+    assert shown["limits"]["queue_tokens"] == 131_072
+    (embed,) = [model for model in shown["models"] if model["task"] == "embed"]
     assert embed["prompts"] == ["ask", "passage"]
+
+
+def test_info_has_the_kind_of_the_first_model_as_tei_names_it(predictors):
+    def labels(*names: str) -> dict[str, Any]:
+        numbers = {name: at for at, name in enumerate(names)}
+        return {"id2label": {str(at): name for name, at in numbers.items()}, "label2id": numbers}
+
+    for name, kind in {
+        "classify": {"classifier": labels("neg", "pos")},
+        "rerank": {"reranker": labels("relevance")},
+        "embed": {"embedding": {"pooling": "mean"}},
+    }.items():
+        assert info(app(predictors[name]).models)["model_type"] == kind
 
 
 def test_an_app_answers_in_several_event_loops(predictors):

@@ -20,6 +20,7 @@ import pytest
 from bothways.hub.provenance import digest_of_model
 from bothways.serving import run
 from bothways.serving.app import requests_log
+from bothways.serving.compatible import info
 from bothways.serving.errors import DEFAULT_LIMITS
 from commands import run_line
 from running_server import wait_for
@@ -121,6 +122,8 @@ def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     digest = digest_of_model(str(copy))
     assert digest == digest_of_model(str(folder))
+    served = run.open_app({"bert": (str(copy), "fill")})
+    assert [model["digest"] for model in info(served.models)["models"]] == [digest]
     (copy / "notes.txt").write_text("a")
     assert digest_of_model(str(copy)) == digest
     for name in ("modules.json", "1_Pooling/config.json", "config.json"):

@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from bothways.prediction.predictor import Predictor, rebound
 from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.models import example_ranges
-from running_server import answer, refusal
+from running_server import answer, refusal, running
 from toy_predictors import TEXTS
 
 QUESTION = {"question": TEXTS[0], "context": " ".join(TEXTS[:4])}
@@ -169,6 +170,16 @@ def test_parameters_of_answers_are_obeyed(client, application):
     nothing = {"inputs": {"question": "a", "context": ""}, "parameters": {"top_k": 2}}
     expected = [{"answer": "", "score": 1.0, "start": 0, "end": 0}]
     assert answer(client, "/models/answer", nothing) == expected
+
+
+def test_no_answer_is_one_by_the_threshold_of_the_served_model(predictors):
+    task_model = predictors["answer"].task_model
+    limits = {"never": 1e9, "always": -1e9}  # of the lead of no answer over the best span
+    served = {name: Predictor(rebound(task_model, {"threshold": x})) for name, x in limits.items()}
+    body = {"inputs": QUESTION, "parameters": {"handle_impossible_answer": True}}
+    with running(app(served)) as url, httpx.Client(base_url=url) as client:
+        found = {name: answer(client, f"/models/{name}", body)["answer"] for name in served}
+    assert (found["never"] != "", found["always"]) == (True, "")
 
 
 def test_raw_scores_are_logits(client):
