@@ -315,6 +315,24 @@ def test_an_error_that_no_job_expects_is_no_traceback(error, monkeypatch, capsys
     assert said.count("\n") == 2
 
 
+@pytest.mark.parametrize(
+    ("rank", "on_every_rank", "printed"), [("0", True, 1), ("1", True, 0), ("1", False, 1)]
+)
+def test_an_error_of_every_rank_is_printed_once(rank, on_every_rank, printed, monkeypatch, capsys):
+    def failing(*_: object, **__: object) -> None:
+        error = ConfigError("is wrong")
+        error.on_every_rank = on_every_rank
+        raise error
+
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(cli, "app", failing)
+    monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("is wrong") == printed
+
+
 def test_an_output_is_full_only_if_it_is(tmp_path):
     """A file that cannot be written has no name in the error of a write: the output was blamed."""
     for name, full in ((tmp_path / "out", False), (os.devnull, False), ("/dev/full", True)):
