@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +50,14 @@ class Table:
         """Appends a block; gives its handle."""
         content, restarts, before = b"", [], b""
         for at, (key, value) in enumerate(entries):
-            shared = 0
-            if at % interval:
-                while shared < min(len(key), len(before)) and key[shared] == before[shared]:
-                    shared += 1
-            else:
+            if at % interval == 0:
                 restarts.append(len(content))
-            content += (
-                varint(shared)
-                + varint(len(key) - shared)
-                + varint(len(value))
-                + key[shared:]
-                + value
-            )
+            shared = len(commonprefix([key, before])) if at % interval else 0  # noqa: RUF071 – no paths
+            sizes = shared, len(key) - shared, len(value)
+            content += b"".join(map(varint, sizes)) + key[shared:] + value
             before = key
-        content += b"".join(struct.pack("<I", at) for at in restarts or [0]) + struct.pack(
-            "<I", len(restarts or [0])
-        )
+        starts = restarts or [0]
+        content += struct.pack(f"<{len(starts) + 1}I", *starts, len(starts))
         return self.raw_block(content, compression)
 
     def raw_block(self, content: bytes, compression: int = 0) -> bytes:

@@ -39,7 +39,8 @@ SMALL = EncoderConfig(50, 16, 3, 2, 24, dropout=Dropouts(0.2, 0.3))
 
 def shrunk(config: EncoderConfig) -> EncoderConfig:
     """The family's own structure in a small size, with dropout wherever it has some."""
-    patterns = tuple(_small(pattern) for pattern in config.patterns)
+    small: dict[type, dict[str, int]] = {Window: {"radius": 3}, Blocks: {"size": 4}}
+    patterns = tuple(replace(each, **small.get(type(each), {})) for each in config.patterns)
     mlp = replace(config.mlp, dropout=0.2) if isinstance(config.mlp, Gated) else config.mlp
     dropout = replace(config.dropout, hidden=0.2, attention=0.3)
     sizes: dict[str, Any] = {
@@ -50,16 +51,6 @@ def shrunk(config: EncoderConfig) -> EncoderConfig:
     if isinstance(position, Disentangled) and position.convolution is not None:
         position = replace(position, convolution=replace(position.convolution, groups=2))
     return replace(config, patterns=patterns, mlp=mlp, dropout=dropout, position=position, **sizes)
-
-
-def _small(pattern: Any) -> Any:
-    match pattern:
-        case Window():
-            return replace(pattern, radius=3)
-        case Blocks():
-            return replace(pattern, size=4)
-        case _:
-            return pattern
 
 
 DISTINCT = {repr(shrunk(preset(name))): name for name in PRESETS}

@@ -13,7 +13,6 @@ import pytest
 
 from bothways.cli.training import print_series
 from bothways.core import errors
-from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.run import FinetuneResult
 from bothways.hub.model_folder import load_model
@@ -31,6 +30,7 @@ from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs, Steps
 from commands import run_line
 from toy_folder import make_examples, make_folder, write_tsv
+from toy_task import interrupt_score
 from toy_training import equal
 
 FAST = dataclasses.replace(
@@ -265,18 +265,12 @@ def test_sweep_and_compare_commands(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = ["finetune", *words(base, "--out", "many", "--seeds", "2")]
     monkeypatch.setattr("sys.argv", ["bothways", *line])
-    score = job.score
-
-    def interrupting(*arguments: object, **options: object):
-        signal.raise_signal(signal.SIGTERM)
-        return score(*arguments, **options)
-
-    monkeypatch.setattr(job, "score", interrupting)
-    with pytest.raises(KeyboardInterrupt):  # `cli.main` makes its exit status of it
-        run_line(*line, "training.until=8 steps", "training.evaluate=2 steps")
+    with monkeypatch.context() as patch:
+        interrupt_score(patch, number=signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):  # `cli.main` makes its exit status of it
+            run_line(*line, "training.until=8 steps", "training.evaluate=2 steps")
     assert ". To resume: bothways finetune" in capsys.readouterr().err
     assert not [*Path("many").glob("seeds.json"), *Path("many").glob("model")]
-    monkeypatch.setattr(job, "score", score)
     run_line(*line, "training.until=8 steps", "training.evaluate=2 steps", "--resume")
     output = capsys.readouterr()
     for word in ("seed-0", "seed-1", "(best)", "mean", "median", "deviation", "failed runs"):
@@ -285,9 +279,15 @@ def test_sweep_and_compare_commands(base, tmp_path, monkeypatch, capsys):
     with pytest.raises(errors.BothwaysError, match="has no column 'nowhere'"):
         run_line("sweep", *words(base, "--text", "nowhere", "--out", "grid"))
     columns = ("--text", "sentence", "--label", "label")
-    options = ("--grid", "training.optimizer.lr=1e-4,1e-3", "--out", "grid", *columns)
+    options = ("--grid", "training.optimizer.lr=1e-7,5e-3", "--out", "grid", *columns)
     run_line("sweep", *words(base, *options))
     assert "2 runs, scored on the dev data" in capsys.readouterr().out
+    report = json.loads(Path("grid/sweep.json").read_text())
+    scores = {run["name"]: run["metrics"]["accuracy"] for run in report["runs"]}
+    assert [*scores] == [f"training.optimizer.lr={rate}" for rate in ("1e-7", "5e-3")]
+    assert scores[report["best"]] == max(scores.values())
+    kept = load_model(Path("grid/model")).model
+    assert equal(kept, load_model(Path("grid", report["best"], "model")).model)
     run_line("compare", "many", "grid", base.dev, "--device", "cpu")
     shown = capsys.readouterr().out
     assert "Grades on" in shown
@@ -310,13 +310,3 @@ def test_the_model_of_failed_runs_is_not_announced_as_the_best(tmp_path, capsys)
     good = SweepOutcome("seed-1", {"m": 0.6}, (), "m")
     print_series(Series((failed, good)), tmp_path)
     assert "The best model, of seed-1, is in" in capsys.readouterr().err
-
-
-def test_sweep_keeps_the_best_of_a_grid(base, tmp_path):
-    rates = engine.parse_grid("training.optimizer.lr=1e-7,5e-3")
-    series = engine.sweep_grid(base, rates, SweepFolder(tmp_path, device="cpu"))
-    names = [f"training.optimizer.lr={rate}" for rate in ("1e-7", "5e-3")]
-    assert [run.name for run in series.runs] == names
-    report = json.loads((tmp_path / "sweep.json").read_text())
-    assert report["best"] == series.best.name
-    assert (tmp_path / "model" / "config.json").exists()
