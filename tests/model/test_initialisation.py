@@ -18,6 +18,7 @@ from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.init import without_weights
 from bothways.model.kernels.dropout import Dropout, dropout, keep_mask
 from bothways.model.model import Model
+from bothways.model.positions import Convolution, Disentangled
 
 SIGMA = 0.03
 HEADS = (MaskedHead(), PoolerHead(), PairHead(), LabelHead(4))
@@ -29,11 +30,13 @@ def started(**settings: object) -> Model:
     return Model(config, HEADS)
 
 
-@pytest.mark.parametrize("settings", [{}, {"order": PreNorm()}], ids=["post", "pre"])
+@pytest.mark.parametrize("settings", [
+    {}, {"order": PreNorm()}, {"position": Disentangled(64, convolution=Convolution(3))},
+], ids=["post", "pre", "convolution"])  # fmt: skip
 def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(settings):
     model = started(**settings)
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
-    assert len(norms) == 2 * 2 + 1 + 1
+    assert len(norms) == 2 * 2 + 1 + 1 + ("position" in settings)
     for name, parameter in model.state_dict().items():
         if name.endswith("bias"):
             assert not parameter.any(), name
@@ -41,7 +44,9 @@ def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(settings):
             assert bool((parameter == 1).all()), name
         else:
             # What a pre-norm block adds to the residual path is smaller.
-            adds = settings and name.endswith(("attention.out.weight", "mlp.down.weight"))
+            adds = "order" in settings and name.endswith(
+                ("attention.out.weight", "mlp.down.weight")
+            )
             sigma = SIGMA / np.sqrt(2 * 2) if adds else SIGMA
             assert float(parameter.abs().max()) <= 2 * sigma, name
             values = parameter.flatten().double().numpy() / sigma
