@@ -37,7 +37,7 @@ def test_workers_import_modules_of_the_current_folder_as_the_parent_does(tmp_pat
     assert list(map_in_order(double, range(3), 2)) == [0, 2, 4]
 
 
-def test_large_jobs_and_results_do_not_block(tmp_path):
+def test_large_jobs_and_results_do_not_block():
     jobs = [list(range(n, n + 300_000)) for n in range(4)]
     results = map_in_order(functools.partial(scaled, 3), jobs, 2)
     assert [result[:2] for result in results] == [[0, 3], [3, 6], [6, 9], [9, 12]]

@@ -30,9 +30,9 @@ CONFIGS = {
     for family in FAMILIES
     for seed in range(3)
 }
-
-RELATIVE = draw_settings("deberta-v2", 0) | {
+CONVOLUTION = draw_settings("deberta-v2", 0) | {
     "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
+    "conv_kernel_size": 3, "num_hidden_layers": 1,
 }  # fmt: skip
 
 
@@ -104,9 +104,7 @@ def test_layers_are_kept_whole():
     "config",
     [
         replace(CONFIGS["bert-1"], depth=4, sharing=Sharing(groups=2, layers_per_group=2)),
-        DEBERTA_V2.config_rules.read(
-            RELATIVE | {"conv_kernel_size": 3, "num_hidden_layers": 1}, "settings"
-        ),
+        DEBERTA_V2.config_rules.read(CONVOLUTION, "settings"),
     ],
     ids=["shared blocks", "a convolution in the only block"],
 )
