@@ -377,6 +377,7 @@ def test_mistakes_of_the_command(folder, tmp_path, monkeypatch):
         (str(folder), "--limit", "colour=3"): "colour",
         (str(folder), "--api-key-file", str(tmp_path / "none")): "cannot be read",
         (str(tmp_path / "nowhere"), "--port", "0"): "nowhere",
+        (str(tmp_path / "nowhere"), "--host", "[::1]"): "nowhere|cannot be listened on",
     }
     for words, message in cases.items():
         with pytest.raises(BothwaysError, match=message):

@@ -222,6 +222,7 @@ def serve(  # noqa: PLR0913 – one option per question
         source = api_key_file or run.KEYS
         message = f"contradicts the keys of {source}, which clients would have to give"
         raise ConfigError(message, where="--no-auth", fix="Leave out one of the two.")
+    host = host.strip("[]")  # as URLs have IPv6 addresses
     local = host in run.LOOPBACK
     require_range(PORTS, port=port)
     if not (local or keys or no_auth):
