@@ -50,6 +50,7 @@ def imports(file: Path) -> set[str]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf8"))):
         match node:
             case ast.ImportFrom():
+                assert node.level == 0, f"{file} has a relative import"
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             case ast.Import():
                 names = [alias.name for alias in node.names]
@@ -74,6 +75,9 @@ def test_every_way_to_import_is_seen(tmp_path):
         "from bothways import __version__\nimport bothways\nimport text\nfrom text import bothways\n"
     )
     assert imports(file) == set()
+    file.write_text("from . import text\n")
+    with pytest.raises(AssertionError, match="relative"):
+        imports(file)
 
 
 @pytest.mark.parametrize("layer", range(len(LAYERS)))
