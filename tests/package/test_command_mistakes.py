@@ -40,6 +40,7 @@ def mistake(line: str) -> tuple[str | None, str]:
         ("finetune", "MODEL", ["is missing"]),
         ("finetune m d.tsv --out", "--out", ["needs a value"]),
         ("finetune m d.tsv --lr abc", "--lr", ["'abc'", "number"]),
+        ("inspect-step run abc corpus", "STEP", ["'abc'", "number"]),
         (
             "mine p.jsonl --index i --out o --margin x",
             "--margin",

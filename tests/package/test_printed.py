@@ -3,11 +3,12 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 from rich.text import Text
 
 from bothways.cli.options import metric_table
-from bothways.core.terminal import say, show_lines
+from bothways.core.terminal import output_console, say, show_lines
 from bothways.text.trainers import WordPiece, train_vocabulary
 from commands import run_line
 
@@ -66,3 +67,10 @@ def test_a_path_is_never_broken():
     lines = console.file.getvalue().splitlines()
     assert lines[0] == lines[1] == title
     assert all(len(line) <= 80 for line in lines[2:])
+
+
+@pytest.mark.parametrize(("columns", "width"), [("", 80), ("100", 100)])
+def test_a_file_gets_lines_of_80_characters_or_columns(columns, width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    output_console().print("a" * 300)
+    assert max(map(len, capsys.readouterr().out.splitlines())) == width
