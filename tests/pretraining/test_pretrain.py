@@ -20,6 +20,7 @@ from bothways.core.errors import (
     BothwaysError,
     CheckpointError,
     ConfigError,
+    DivergedError,
     Finding,
     FolderError,
     ResourceError,
@@ -44,7 +45,8 @@ from bothways.text.trainers import ByteBPE, train_vocabulary
 from bothways.training.checkpoint import Best, Keep, run_folder
 from bothways.training.encoding_checks import unknown_tokens
 from bothways.training.parallel import plan_here
-from bothways.training.schedules import Steps
+from bothways.training.run import Event
+from bothways.training.schedules import RunState, Steps
 from bothways.training.trackers import read_records
 from commands import run_line
 from heard_progress import Heard
@@ -453,6 +455,20 @@ def test_rates_grow_by_one_factor_until_the_loss_rises(corpus):
     lowest = int(np.argmin(smoothed))
     assert found.suggestion == found.rates[lowest] / 10
     assert smoothed[0] - min(smoothed) > 0.3
+
+
+def test_only_a_first_step_that_diverges_is_an_error(corpus, monkeypatch):
+    def diverge(settings, corpus, *, on_event, **_):
+        for step in range(1, steps):
+            on_event(Event("report", RunState(step), {"learning_rate": 0.1, "loss/masked": 2.0}))
+        raise DivergedError("the loss is not finite")
+
+    monkeypatch.setattr("bothways.pretraining.run.pretrain", diverge)
+    steps = 3
+    assert len(bothways.find_lr(corpus, "bert-tiny", **SETTINGS).rates) == 2
+    steps = 1
+    with pytest.raises(DivergedError):
+        bothways.find_lr(corpus, "bert-tiny", **SETTINGS)
 
 
 def test_smoothing_is_a_weighted_mean():

@@ -529,7 +529,8 @@ def run_rate_test(
     """Run the first phase of these settings with growing rates, in memory.
 
     Raises:
-        BothwaysError: as `pretrain`; a loss that is not finite only ends the test.
+        BothwaysError: as `pretrain`; a loss that is not finite only ends the test, but for that
+            of the first step.
     """
     optimizer = settings.training.optimizer
     if not isinstance(optimizer, OptimizerConfig):
@@ -558,6 +559,11 @@ def run_rate_test(
             if smoothed[-1] > _BROKEN * min(smoothed):
                 raise _RisenError
 
-    with contextlib.suppress(DivergedError, _RisenError):
+    try:
         pretrain(settings, corpus, device=device, progress=progress, on_event=note)
+    except _RisenError:
+        pass
+    except DivergedError:
+        if not losses:  # the first step, whose rate is the lowest
+            raise
     return RateTest(rates, losses)
