@@ -140,7 +140,7 @@ def test_the_main_rank_decides_for_all_and_its_error_is_raised_by_all(two):
 
 def test_a_rank_without_the_folder_of_the_run_is_named(two):
     for found in two[1]:
-        assert "of rank 1: is on rank 1 not the folder" in found["unseen"]
+        assert "of rank 1: is another folder on rank 1" in found["unseen"]
         assert "room" not in found["unseen"]
 
 

@@ -145,7 +145,7 @@ def _save_parts(
             if plan.rank >= writers:
                 return {}
             if not hidden.is_dir():
-                message = f"is on rank {plan.rank} not the folder that the main rank writes to"
+                message = f"is another folder on rank {plan.rank} than on the main rank"
                 fix = "Give a folder that all machines share, such as one of a network file system."
                 raise ResourceError(message, where=folder.parent, fix=fix)
             with os_errors(folder, _MAKE_ROOM):
