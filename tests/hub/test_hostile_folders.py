@@ -209,7 +209,6 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": None}, "names no model_type"),
     ({"id2label": {"1": "a"}}, "id2label must name the outputs 0, 1, 2"),
     ({"id2label": ["a"]}, "id2label must name the outputs 0, 1, 2"),
-    ({"id2label": {"0": "a", "1": "a"}}, "id2label must name the outputs 0, 1, 2"),
     ({"id2label": {"0": None}}, "id2label must name the outputs 0, 1, 2"),
     ({"id2label": {}}, "must have 1 to 1,000,000 outputs, not 0"),
     ({"num_labels": -1}, "must have 1 to 1,000,000 outputs, not -1"),

@@ -381,10 +381,9 @@ def test_a_model_that_was_opened_is_saved_and_uploaded_with_what_its_folder_says
         assert bothways.load(folder).classes_.tolist() == labels
     model.labels = np.array([3, 4])
     assert bothways.load(model.save(tmp_path / "numbers")).classes_.tolist() == ["3", "4"]
-    for wrong in ("ab", ["a", "a"]):
-        model.labels = wrong
-        with pytest.raises(ConfigError, match=r"^labels: must be .*names"):
-            model.save(tmp_path / "saved")
+    model.labels = "ab"
+    with pytest.raises(ConfigError, match="labels: must be a list of names, not 'ab'"):
+        model.save(tmp_path / "saved")
 
 
 def test_modules_that_are_not_saved_are_named(tmp_path, caplog):

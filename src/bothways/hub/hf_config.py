@@ -102,18 +102,15 @@ class HFConfig:
         }
 
     def labels(self) -> tuple[str, ...]:
-        """Return the names of a label or tag head's outputs; FolderError if settings disagree or
-        two names are equal.
-        """
+        """Return the names of a label or tag head's outputs; FolderError if settings disagree."""
         names = self.raw.get("id2label")
         if names is not None and (
             not isinstance(names, dict)
             or set(names) != {str(at) for at in range(len(names))}
             or not all(isinstance(name, str | int | float) for name in names.values())
-            or len({*map(str, names.values())}) < len(names)
         ):
-            message = "id2label must name the outputs 0, 1, 2 …, by different names, and nothing "
-            message += f"else, not {names!r:.80}"
+            message = "id2label must name the outputs 0, 1, 2 … and nothing else, "
+            message += f"not {names!r:.80}"
             raise FolderError(message, where=self.where)
         outputs = [h.label_count for h in self.heads or () if h.label_count is not None]
         default = len(names) if names is not None else max(outputs, default=0) or 2

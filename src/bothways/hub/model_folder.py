@@ -353,13 +353,10 @@ def _require_own(model: object, tokenizer: object) -> None:
 
 
 def _label_names(labels: object) -> list[str]:
-    """Return labels as texts; ConfigError unless they are a list of names that all differ."""
+    """Return labels as texts; ConfigError for a single text, or for no list at all."""
     if isinstance(labels, str) or not isinstance(labels, Iterable):
         raise ConfigError(f"must be a list of names, not {labels!r}", where="labels")
-    names = [str(label) for label in labels]
-    if len({*names}) < len(names):
-        raise ConfigError(f"must be names that differ, not {listed(names)}", where="labels")
-    return names
+    return [str(label) for label in labels]
 
 
 _STILL_TRUE = ("task", "length")

@@ -302,7 +302,7 @@ def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple
         flags[column] = _FLAGS[flag]
     if None in flags.values():
         return None
-    return tuple(column for column, flag in flags.items() if flag)
+    return tuple(column for column in columns if flags[column])
 
 
 def parse_labels(value: Any, separator: str, column: str, location: str) -> tuple[str, ...] | None:
