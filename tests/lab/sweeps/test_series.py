@@ -231,6 +231,7 @@ def test_grids_are_parsed():
         "batch.n": ("16",),
     }
     assert engine.folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2+epochs,c=..%2Fx"
+    assert engine.folder_name({"a": "caf\udce9"}) == "a=caf%ED%B3%A9"  # not UTF-8
     assert len({engine.folder_name({"a": value}) for value in ("x/y", "x-y", "x y", "x+y")}) == 4
     for text in ("nonsense", "a=", "a=1 a=2", "=3"):
         with pytest.raises(errors.ConfigError, match=r"^grid: .* is not a key with values"):

@@ -480,7 +480,8 @@ def folder_name(cell: Mapping[str, str]) -> str:
     "batch.n" 16, "training.optimizer.lr" 5e-5 → "batch.n=16,training.optimizer.lr=5e-5"
     """
     # Values that differ have names that differ: one run would overwrite the other.
-    name = ",".join(f"{key}={quote_plus(value)}" for key, value in cell.items())
+    escaped = {key: quote_plus(value, errors="surrogatepass") for key, value in cell.items()}
+    name = ",".join(f"{key}={value}" for key, value in escaped.items())
     if len(name.encode()) <= LONGEST:
         return name
     beginning = name.encode()[:LONGEST].decode(errors="ignore")
