@@ -127,9 +127,11 @@ def _rows(batch):
 
 
 def test_a_start_is_copied_and_its_label_head_is_new(folder):
-    pretrained, heads = load_model(folder).model, (PoolerHead(), LabelHead(3, None))
+    pretrained, heads = load_model(folder).model, (PoolerHead(), LabelHead(3, 0.25))
     before = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
     model, again, other = (start_from(pretrained, heads, seed=seed) for seed in (1, 1, 2))
+    unstarted = start_from(pretrained.config, heads, seed=0)
+    assert model.specification == unstarted.specification == heads
     for name, tensor in model.state_dict().items():
         if name.startswith("heads.labels"):
             continue

@@ -266,6 +266,7 @@ def test_text_is_the_same_in_a_notebook_and_with_colours(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert str(inputs) == "title\n"
+    assert repr(TrainingInputs("title", (hostile(),))) == "TrainingInputs('title', 1 sequence)"
 
 
 @pytest.mark.parametrize("colours", [False, True])
