@@ -266,7 +266,8 @@ SCORED = [{"dev/f1": score} for score in (3.0, 1.0, 4.0, 1.0)] + [{}]
 def test_the_newest_and_the_best_stay(tmp_path, keep, evaluations, best, stay):
     for step, metrics in enumerate(evaluations, 1):
         save_at(tmp_path, step, metrics)
-        prune(tmp_path, keep)
+        if step in (2, len(evaluations)):  # of five, several are deleted at once
+            prune(tmp_path, keep)
     if keep.best is not None:
         expected = None if best is None else tmp_path / f"step-{best}"
         assert best_checkpoint(tmp_path, keep.best) == expected
