@@ -30,7 +30,9 @@ export async function whyView(model, prediction, signal, again) {
     segments(t("method"), methods.map((name) => [name, t(NAMES[name])]), method, (name) => set({ method: name })),
     target && target.choices.length > 1 ? select(target.title, target.choices, target.chosen, (value) => set(target.values(value))) : null);
   const caveat = make("p", { class: "caveat", role: "note" }, t(NOTES[method]));
-  const body = { model: model.name, method, inputs, ...(target?.fields ?? {}) };
+  // The attention of one text, the first of those that are compared.
+  const explained = method === "attention" && model.task === "embed" ? inputs[0] : inputs;
+  const body = { model: model.name, method, inputs: explained, ...(target?.fields ?? {}) };
   if (method === "attention" && state.layer) body.layer = Math.min(Number(state.layer) || 1, model.layers);
   return { controls, caveat, show: async () => {
     const { answer } = await ask("explain", body, signal);
