@@ -731,7 +731,7 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain_value(item) for key, item in value.items()}
     if isinstance(value, np.ndarray) and value.dtype == object and value.ndim:
-        return [plain_value(item) for item in value]
+        return [item if type(item) is str else plain_value(item) for item in value]
     if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
         return value.tolist()
     return value.as_py() if hasattr(value, "as_py") else value
