@@ -63,7 +63,7 @@ _FUNCTIONS = {
 }  # fmt: skip
 """Commands that are a function of the package; the others are only commands."""
 _OPTIONS = {"best": "top"}
-"""Options that the function calls by another name, since a setting of a task has it."""
+"""Options whose argument has another name: `top` is also a setting of a task."""
 _PARAMETERS = re.compile("\x02([^\x02\x03]*)\x03")
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|…")
 _interface: Interface = "python"

@@ -63,7 +63,7 @@ def detect_language(text: str) -> str:
 def check_language(language: str) -> None:
     """Raise ConfigError unless `language` is "auto", an ISO 639 code or three letters."""
     if language not in (AUTO, *_CODES) and not re.fullmatch("[a-z]{3}", language):
-        message = f"{language!r} is not a language: {AUTO!r}, or a code of two or three letters"
+        message = f"{language!r} is not a language: it must be {AUTO!r} or a code of ISO 639"
         raise ConfigError(message, where="language", fix="Write en, zh, de …")
 
 

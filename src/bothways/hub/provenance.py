@@ -27,7 +27,7 @@ from bothways.hub.resolve import (
 )
 
 _DECISIVE = ("config", "length", "source", "task")
-"""What a record says of predictions, `source` of an export; the rest is of the run."""
+"""Fields of a record that predictions depend on, `source` in an export; others describe the run."""
 
 
 def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def run_quickstart(
             depth, width = settings.encoder.depth, settings.encoder.width
             shapes = [shape for shape in shapes if (shape.depth, shape.width) == (depth, width)]
             if not shapes:
-                message = f"has {depth} layers × {width}, which is no shape of this version"
+                message = f"has {depth} layers × {width}, which is not a shape of this version"
                 raise ResourceError(message, where=run, fix="Choose another folder: --out NAME.")
         left = start + limit - time.perf_counter()
         shape, speed = choose_shape(shapes, tokenizer.size, left, tuning)

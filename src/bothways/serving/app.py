@@ -64,6 +64,7 @@ Work = Callable[..., Awaitable[Any]]
 STUCK_SECONDS = 120.0
 """A batch that takes longer means that the process should be restarted."""
 OpenedFrom = Predictor | str | Path
+"""A predictor, or the folder to open one from."""
 requests_log = logging.getLogger("bothways.serving.requests")
 
 

@@ -206,6 +206,7 @@ def columns_advice(table: Many[Column], names: Many[str] = (), where: str = "") 
 
 
 def _may_lack_header(where: str) -> bool:
+    """Return True for a file whose first line may be a row; rows in memory have names."""
     return suffix_of(where) in (".csv", ".tsv")
 
 

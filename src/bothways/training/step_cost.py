@@ -365,12 +365,13 @@ class MemoryDemand:
         return MemoryPerRank(weights, gradients, moments, activations, frozen_bytes, gathered)
 
     def largest_microbatch(self, free: float, device: torch.device, shards: int = 1) -> int:
-        """Return the most tokens that may go through the model at once; 0 if none fit."""
+        """Return the most tokens that may go through the model at once; 0 if no sequence fits."""
         sizes = (self.length, self.length + 1)
         one, more = (replace(self, microbatch=n).memory(device, shards) for n in sizes)
         # Memory is linear in the tokens: what is left, over what one token takes.
         room = USABLE * free - one.total
-        return max(0, self.length + math.floor(room / (more.activations - one.activations)))
+        per_token = more.activations - one.activations
+        return 0 if room < 0 else self.length + math.floor(room / per_token)
 
     def fits(self, free: float, device: torch.device, shards: int = 1) -> bool:
         """Return True if a step takes no more than the usable share of the free memory."""
@@ -540,7 +541,9 @@ def check_machine(
         findings.append(Finding("memory", "error", message + available, fix=fix))
     elif memory.total > free:
         message = f"a step may take {size_text(memory.total)} of memory, {available}"
-        fix = f"Halve it; it is {demand.microbatch}."
+        fix = "Use shorter sequences or a smaller model."
+        if demand.microbatch > demand.length:
+            fix = f"Halve it; it is {demand.microbatch}."
         if not demand.training.recompute:
             fix += f" Or set {setting('training.recompute', True)}."
         findings.append(Finding("memory", "warning", message, "microbatch_tokens", fix))

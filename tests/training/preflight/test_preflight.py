@@ -198,13 +198,18 @@ def test_memory_is_forecast(tmp_path, monkeypatch, share, expected):
     assert said(check_machine(DEMAND, tmp_path, CPU)) == expected
 
 
-def test_a_sequence_longer_than_a_microbatch_is_counted_and_noted(tmp_path):
+def test_a_sequence_longer_than_a_microbatch_is_counted_and_noted(tmp_path, monkeypatch):
     whole, short = (dataclasses.replace(DEMAND, microbatch=n) for n in (128, 8))
     assert short.memory(CPU) == whole.memory(CPU)
     assert short.largest_microbatch(2**30, CPU) == DEMAND.largest_microbatch(2**30, CPU) > 4096
     (finding,) = check_machine(short, tmp_path, CPU)
     assert (finding.severity, finding.where) == ("note", "microbatch_tokens")
     assert check_machine(whole, tmp_path, CPU) == []
+    free = whole.memory(CPU).total - 1
+    assert whole.largest_microbatch(free, CPU) == 0, "not a part of a sequence"
+    monkeypatch.setattr(step_cost.devices, "memory_available", lambda device: free)
+    (warning,) = check_machine(whole, tmp_path, CPU)
+    assert "Halve" not in warning.fix
 
 
 def test_recomputation_is_advised_where_it_would_help(tmp_path, monkeypatch):

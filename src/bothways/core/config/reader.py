@@ -85,7 +85,7 @@ def load(
         path = str(error.where)
         if depth(low, path) <= depth(top, path):
             raise
-        fix = render(error.advice or "", "toml")
+        fix = error.advice and render(error.advice, "toml")
         raise ConfigError(error.what, where=f"{file}: {path}", fix=fix) from error
 
 
