@@ -203,12 +203,12 @@ def save_slowly(seconds: float) -> None:
 
 
 def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None:
-    """Stop after a signal to rank 1, and note what was saved when this rank ends."""
+    """Stop after a signal to rank 1 in the last step, and note what was saved when this rank ends."""
     enter_ranks(rank, world, port)
     save_slowly(0.0 if rank else 0.2)
     plan = parallel.plan_here()
     with parallel.connected(plan, torch.device("cpu")):
-        state = session(folder / "run", 4 if rank else None, plan=plan)
+        state = session(folder / "run", 13 if rank else None, plan=plan)
         saved = [path.name for path in checkpoint.checkpoints(folder / "run")]
         (folder / f"rank{rank}").write_text(str((f"step-{state.steps}", saved[-1])))
         os._exit(0)
@@ -218,7 +218,8 @@ def test_no_rank_ends_before_the_main_one_has_saved(tmp_path):
     (tmp_path / "run").mkdir()
     on_ranks(2, end_with_a_slow_save, tmp_path)
     for rank in range(2):
-        assert (tmp_path / f"rank{rank}").read_text() == "('step-5', 'step-5')"
+        assert (tmp_path / f"rank{rank}").read_text() == "('step-14', 'step-14')"
+    assert not (tmp_path / "run/final.pt").exists()  # rank 0 is interrupted, too
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

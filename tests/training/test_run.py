@@ -93,12 +93,16 @@ def test_killed_in_the_middle_of_a_checkpoint_it_resumes_from_the_one_before(
     assert_equal_runs(tmp_path, whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number, whole, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [(signal.SIGTERM, 5), (signal.SIGINT, 5), (signal.SIGHUP, 5), (signal.SIGINT, 13)],
+)
+def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number, step, whole, tmp_path):
     before = signal.getsignal(number)
-    progress = session(tmp_path, 5, number)
-    # The signal comes while step 6 is made, so it is trained on: asking comes after a step.
-    assert progress.steps == 6
+    progress = session(tmp_path, step, number)
+    # It comes while the next step is made, so that is trained on, be it the last one.
+    assert progress.steps == step + 1
+    assert not (tmp_path / "final.pt").exists()
     saved = read_checkpoint(checkpoints(tmp_path)[-1]).progress
     assert dataclasses.replace(saved, seconds=progress.seconds) == progress
     assert signal.getsignal(number) == before

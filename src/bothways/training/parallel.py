@@ -290,11 +290,6 @@ def sum_over_ranks(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(names, all_gather(plan, local).sum(0).tolist(), strict=True))
 
 
-def barrier(plan: Plan) -> None:
-    """Return when all ranks have come here."""
-    all_gather(plan, torch.zeros(()))
-
-
 def from_main_rank(plan: Plan, make: Callable[[], T]) -> T:
     """Return on all ranks what the main one makes, or raise its error on all of them."""
     return cast(T, on_all_ranks(plan, lambda: make() if is_main(plan) else None)[0])

@@ -34,7 +34,7 @@ from bothways.model.model import Encoder
 from bothways.training import meter as meters, optimizers, schedules
 from bothways.training.checkpoint import STOPPING, Best, Keep, Metrics, Store
 from bothways.training.loop import Loop, clock_from
-from bothways.training.parallel import Plan, barrier, sharded
+from bothways.training.parallel import Plan, on_all_ranks, sharded
 from bothways.training.saved_state import Average, RunTensors
 from bothways.training.trackers import HostedTracker
 
@@ -321,14 +321,13 @@ class TrainingRun:
             state = self._restore()
             with self.store.session(self.plan, state, training.trackers) as self._session:
                 state = self._train_phases(state)
-            # Where one rank ends, torchrun and Slurm kill the others, even one that is saving.
-            barrier(self.plan)
-            reached = state.share(end) >= 1
-            if not (self._stopping.over or reached):  # only a signal ends a run before
+            # All wait: where a rank ends, torchrun and Slurm kill the others, even one that saves.
+            # A signal in the last step counts: a caller with more runs must not begin the next.
+            if any(on_all_ranks(self.plan, lambda: bool(self._session.signals))):
                 raise KeyboardInterrupt(f"Saved after step {state.steps:,}.")
             if self._average is not None:
                 self._average.apply_to_weights()
-            return dataclasses.replace(state, early=not reached)
+            return dataclasses.replace(state, early=state.share(end) < 1)
 
     def _restore(self) -> schedules.RunState:
         """Load the newest checkpoint, if there is one; return its state."""
