@@ -115,7 +115,7 @@ def test_states_and_gradients_by_every_kernel(name, dtype):
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="on a processor blocks are not compiled")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")  # of torch
 @pytest.mark.parametrize("name", ["full", "window", "global tokens"])
 def test_states_and_gradients_of_compiled_blocks(name):
     for lengths in ([1600, 1, 257, 64], [5, 9]):
