@@ -77,7 +77,37 @@ def test_the_memory_of_a_step_is_near_what_an_h200_held(shape, tokens, length, g
         objective=MaskedLMNextSentence(),
     )  # fmt: skip
     forecast = memory_demand(run).memory(torch.device("cuda")).total
-    assert forecast == pytest.approx(gibibytes * 2**30, rel=0.05)
+    assert forecast == pytest.approx(gibibytes * 2**30, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "tokens", "training", "gibibytes"),
+    [
+        ("bert-tiny", 128, 65_536, {}, 4.39), ("bert-base", 128, 16_384, {}, 8.11),
+        ("bert-base", 128, 16_384, {"precision": "fp32"}, 14.55),
+        ("bert-base", 512, 16_384, {"recompute": True}, 3.91),
+        ("deberta-v3-base", 512, 8192, {}, 7.68),
+        ("deberta-v3-base", 512, 8192, {"precision": "fp32"}, 12.09),
+        ("modernbert-base", 1024, 16_384, {}, 11.32),
+        ("modernbert-base", 1024, 16_384, {"precision": "fp32"}, 22.41),
+        ("longformer-base-4096", 2048, 16_384, {}, 8.18),
+        ("longformer-base-4096", 2048, 16_384, {"precision": "fp32"}, 23.32),
+        ("bigbird-roberta-base", 2048, 16_384, {}, 13.60),
+        ("bigbird-roberta-base", 512, 16_384, {}, 9.22),
+    ],
+)  # fmt: skip
+def test_the_memory_of_a_step_is_near_what_the_allocator_counts(
+    name, length, tokens, training, gibibytes
+):
+    """docs/log.md, 2026-12-01: `short` without its phases, with the vocabulary of BERT."""
+    run = ON_GPU["short"](dataclasses.replace(preset(name), vocab=30_522, pad=0))
+    run = dataclasses.replace(
+        run, microbatch_tokens=tokens, phases=(PretrainPhase(length),),
+        objective=MaskedLM(masking=Masking(0.4)),
+        training=dataclasses.replace(run.training, **training),
+    )  # fmt: skip
+    forecast = memory_demand(run).memory(torch.device("cuda")).total
+    assert forecast == pytest.approx(gibibytes * 2**30, rel=0.15)
 
 
 def test_the_speed_of_a_run_is_near_what_an_h200_reached():

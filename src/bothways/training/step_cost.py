@@ -30,6 +30,7 @@ from bothways.core.errors import Finding, ResourceError, os_errors, setting
 from bothways.core.files import make_folder
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.runtime import devices
+from bothways.core.runtime.tuning import TUNING
 from bothways.core.training_module import TrainingModule, hidden_matrices
 from bothways.model.attention import dispatch, patterns
 from bothways.model.attention.mask import sees_all
@@ -57,9 +58,8 @@ BACKWARD = 2
 and of the weights."""
 FLOAT = 4
 """Bytes of a weight, a gradient, an average and an activation, in fp32."""
-HALF = 0.4
-"""The bytes of a value in bf16 on a GPU, over those in fp32: an H200 held 0.37 to 0.42 of BERT-base
-and BERT-large, values of 2 and 4 bytes and masks of 1."""
+HALF = 0.5
+"""The bytes of a value in bf16, over those in fp32."""
 USABLE = 0.9
 """The share of the free memory that a run is planned for; the rest is for gaps of the allocator."""
 GATHERED = 2
@@ -173,29 +173,36 @@ def kept_floats(
     relative positions. The device may be of another machine.
     """
     h, inner, relative = config.width, config.intermediate_size, config.has_relative_scores
-    size = _size(precision, device) if learning else 1.0
-    between, blocks = (4 if isinstance(config.mlp, Gated) else 2) * inner, list[float]()
+    gated, cpu, size = isinstance(config.mlp, Gated), device.type == "cpu", _size(precision, device)
+    masks = sum(config.dropout_at(place) > 0 for place in ("attention", "mlp")) / FLOAT  # of bytes
+    blocks = list[float]()
     for pattern in map(config.pattern, range(config.depth)):
-        compiled, sees_all_tokens = False, sees_all(pattern, length)
-        if device.type == "cpu":
+        if cpu:
             rate = config.dropout.attention if learning else 0.0
             dtype, features = devices.resolve_precision(precision, device), h // config.heads
             shape = device, dtype, features, length, pattern, rate, learning
-            compiled = dispatch.choose(dispatch.AttentionCall(*shape)) == "compiled"
-            compiled = compiled and not relative
+            packed = dispatch.choose(dispatch.AttentionCall(*shape)) == "compiled"
+        else:  # by FlashAttention
+            packed = size < 1 and not isinstance(pattern, patterns.Blocks)
+        packed = packed and not relative
         scores = config.heads * seen(pattern, length)
-        if learning:
-            # Inputs of norms, products and dropouts. Attention in rectangles also keeps
-            # probabilities with their mask, and queries, keys and values once more.
-            fused = sees_all_tokens and not relative and device.type != "cpu"
-            attention = 0.0 if compiled else 4.0 * h * size
-            attention += 0.0 if compiled or fused else 2 * scores
-            blocks.append((12.0 * h + 2 * inner) * size + attention)
-        else:
+        # Inputs of norms, products and dropouts. Attention in rectangles also keeps queries, keys
+        # and values once more, and probabilities, but for a GPU's kernels for all of a rectangle.
+        whole = isinstance(pattern, patterns.Causal) or sees_all(pattern, length)
+        dense = whole and not (cpu or relative)
+        rectangles = 0.0 if packed else 4.0 * h + (0.0 if dense else 2 * scores)
+        if not learning:
             # Relative positions have scores of their own, before and after they are gathered.
             score_floats = (5 if relative else 2) * scores
-            attention = score_floats if relative or not (compiled or sees_all_tokens) else 0.0
-            blocks.append(6.0 * h + max(between, h + attention))
+            attention = (
+                score_floats if relative or not (packed or sees_all(pattern, length)) else 0.0
+            )
+            blocks.append(6.0 * h + max((4 if gated else 2) * inner, h + attention))
+        elif cpu:
+            blocks.append(12.0 * h + 2 * inner + rectangles)
+        else:  # a GPU adds up in fp32 before it normalizes
+            products = 6.0 * h + (4 if gated else 2) * inner + rectangles
+            blocks.append(products * size + (2 + masks) * h)
     if not learning:
         return max(blocks)
     if recompute:
@@ -352,9 +359,14 @@ class MemoryDemand:
             for encoder, _ in self.frozen
         ]
         # The peak is at the end of the forward pass, or within that of a frozen model before it.
-        of_losses = _size(training.precision, device) * losses.per_token
-        per_token = losses.read + max(stored + of_losses, *passing, 0.0)
-        activations = FLOAT * (per_token * max(self.microbatch, self.length) + losses.fixed)
+        tokens, of_losses = max(self.microbatch, self.length), losses.per_token
+        passes = stored + _size(training.precision, device) * of_losses, *passing
+        per_token = losses.read + max(passes)
+        # On a GPU cross-entropy computes three arrays in fp32 of some rows of the predictions.
+        chunks = 0.0
+        if device.type != "cpu":
+            chunks = 3 * min(TUNING.loss_chunk_elements_cuda, tokens * of_losses / 2)
+        activations = FLOAT * (per_token * tokens + losses.fixed + chunks)
         weights, gradients, moments = (size / shards for size in self._state)
         frozen_bytes, gathered = FLOAT * self.frozen_counts.parameters / shards, 0.0
         if shards > 1:
