@@ -122,6 +122,20 @@ def test_states_and_gradients_of_compiled_blocks(name):
         compare(KERNELS[name], lengths, torch.bfloat16, compiled=True)
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="on a processor blocks are not compiled")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch
+def test_a_run_of_compiled_blocks_needs_no_more_programs_than_may_be(corpus):
+    small = {"depth": 6, "width": 128, "heads": 2, "intermediate_size": 128}
+    training = {"compiled": True, "evaluate": "2 steps", "until": "4 steps"}
+    settings = {"encoder": small, "training": training, "phases": [{"length": 64}]}
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for precision in ("bf16", "fp32"):
+            training["precision"] = precision
+            bothways.pretrain(
+                corpus.folder, "modernbert-base", "masked_lm", device=DEVICE, progress=False, **settings
+            )  # fmt: skip
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="a processor has no CUDA graphs")
 def test_captured_updates_are_those_that_are_not():
     config = replace(LONG, vocab=97, depth=2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import assert_never
 
+from bothways.core.runtime.devices import compiled
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.dispatch import attend, packed_view
 from bothways.model.attention.flash import PackedView
@@ -284,7 +283,8 @@ class Block(nn.Module):
         if self.compiled and relative is None and queries is None:
             packed = packed_view(view, x, self.attention.shape[-1])
             if packed is not None and not self.attention.is_recorded:
-                return compiled(Block.compute)(self, x, packed, only=only)
+                result: Tensor = compiled(Block.compute)(self, x, packed, only=only)
+                return result
         return self.compute(x, view, relative, queries, only)
 
     def compute(
@@ -303,7 +303,8 @@ class Block(nn.Module):
             normed = None if queries is None else self.attention_norm(queries)
             heads = self.attention(self.attention_norm(x), view, relative, normed, only)
         if self.compiled and not torch.compiler.is_compiling():
-            return compiled(Block.rest)(self, start, heads)
+            result: Tensor = compiled(Block.rest)(self, start, heads)
+            return result
         return on_round_rows(self.rest, start, heads)
 
     def rest(
@@ -322,13 +323,3 @@ class Block(nn.Module):
         attention_rate, second = rates if self.training else (0.0, 0.0)
         x = add_norm(start, self.attention.out(heads), attention_rate, self.attention_norm)
         return add_norm(x, self.mlp(x), second, self.mlp_norm)
-
-
-@functools.cache
-def compiled(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a method of `Block` as one program for all blocks and any number of tokens.
-
-    It is compiled at the first call, and again for training and evaluation, each precision and each
-    shape of a block; beyond torch's limit of programs it runs uncompiled.
-    """
-    return torch.compile(method, dynamic=True)

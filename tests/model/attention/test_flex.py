@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from attention_formulas import sparse_formula
 from bothways.core.batch import Batch, Layout
+from bothways.core.runtime import devices
 from bothways.model.attention import dispatch as kernels, flex
 from bothways.model.attention.dispatch import AttentionCall, Kernel, choose
 from bothways.model.attention.flex import FlexWindow
@@ -128,8 +129,8 @@ def test_more_programs_are_compiled_than_torch_would(monkeypatch):
     with monkeypatch.context() as patch:
         compile_counted = functools.partial(compiled, backend=counter)
         patch.setattr(torch, "compile", compile_counted)
-        kernel = flex._kernel.__wrapped__("cuda")
-    monkeypatch.setattr(flex, "_kernel", lambda device: kernel)
+        kernel = devices.compiled.__wrapped__(flex.flex_attention)
+    monkeypatch.setattr(flex, "flex_attention", kernel)
     try:
         for lengths in ([9], [200, 70]):
             layout = Layout.of(lengths)

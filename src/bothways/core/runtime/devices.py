@@ -14,9 +14,9 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -27,6 +27,9 @@ from bothways.core.terminal import quantity
 
 Precision = Literal["auto", "fp32", "bf16"]
 """The type of matrix products; "auto" is bf16 if the hardware has it, else fp32."""
+
+PROGRAMS = 64
+"""At most this many programs of a function are compiled."""
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
@@ -106,6 +109,20 @@ def has_varlen(device: torch.device) -> bool:
 def has_flex(device: torch.device) -> bool:
     """Return True if torch compiles FlexAttention here: NVIDIA GPU, Ampere or later, and Triton."""
     return _is_ampere(device) and installed("triton")
+
+
+@functools.cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as programs of torch's compiler, for any number of tokens.
+
+    It is compiled at its first call, and again with and without gradients, for each precision, each
+    shape of a block, and numbers of tokens that are 1 or equal by chance: FlexAttention seven times
+    for each precision, the blocks of a ModernBERT with its evaluations eight times. Beyond torch's
+    limit, of 8 for a function in a process, it would run uncompiled.
+    """
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, PROGRAMS)
+    return torch.compile(function, dynamic=True)
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:

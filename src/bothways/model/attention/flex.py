@@ -8,7 +8,6 @@ Source: Beltagy et al. 2020, section 3.1; Dong et al. 2024 (FlexAttention).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,14 +17,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from bothways.core.batch import Layout
+from bothways.core.runtime.devices import compiled
 
 BLOCK = 128
 """Tokens of a block."""
-
-PROGRAMS = 64
-"""At most this many programs are compiled, about seven for each precision with and without
-gradients: for numbers of tokens that are 1 or equal by chance. Beyond torch's own limit of 8,
-FlexAttention would fall back to computing all pairs of tokens."""
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Row, head, query and key → whether the query attends to the key."""
@@ -121,17 +116,9 @@ def _attend(
     v: Float[Tensor, "keys heads d"],
     mask: BlockMask,
 ) -> Float[Tensor, "queries heads d"]:
-    outputs = _kernel(q.device.type)(*(x.transpose(0, 1)[None] for x in (q, k, v)), block_mask=mask)
+    kernel: Callable[..., Any] = flex_attention
+    if q.is_cuda:
+        kernel = compiled(kernel)
+    outputs = kernel(*(x.transpose(0, 1)[None] for x in (q, k, v)), block_mask=mask)
     result: Tensor = outputs[0].transpose(0, 1)
     return result
-
-
-@functools.cache
-def _kernel(device: str) -> Callable[..., Any]:
-    """Compile FlexAttention; on a CPU return it as it is."""
-    kernel: Callable[..., Any] = flex_attention
-    if device == "cpu":
-        return kernel
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, PROGRAMS)
-    return torch.compile(kernel, dynamic=True)
