@@ -342,7 +342,7 @@ class MemoryDemand:
         return self._state[0] + self._state[2]
 
     def memory(self, device: torch.device, shards: int = 1) -> MemoryPerRank:
-        """Return the bytes of a rank at the peak of a step.
+        """Return the bytes of a rank at the peak of a step, that of a microbatch after the first.
 
         Args:
             device: of the kind that the run will have; it need not exist here.
@@ -360,14 +360,17 @@ class MemoryDemand:
         ]
         # The peak is at the end of the forward pass, or within that of a frozen model before it.
         tokens, of_losses = max(self.microbatch, self.length), losses.per_token
-        passes = stored + _size(training.precision, device) * of_losses, *passing
+        size = _size(training.precision, device)
+        passes = stored + size * of_losses, *passing
         per_token = losses.read + max(passes)
-        # On a GPU cross-entropy computes three arrays in fp32 of some rows of the predictions.
-        chunks = 0.0
-        if device.type != "cpu":
-            chunks = 3 * min(TUNING.loss_chunk_elements_cuda, tokens * of_losses / 2)
-        activations = FLOAT * (per_token * tokens + losses.fixed + chunks)
         weights, gradients, moments = (size / shards for size in self._state)
+        activations = FLOAT * (per_token * tokens + losses.fixed)
+        if device.type != "cpu":
+            # Three arrays in fp32 of some rows of the predictions, in cross-entropy.
+            chunk = min(TUNING.loss_chunk_elements_cuda, tokens * of_losses / 2)
+            activations += FLOAT * 3 * chunk
+            if size < 1:  # autocast keeps the weights in bf16, too
+                activations += size * gradients
         frozen_bytes, gathered = FLOAT * self.frozen_counts.parameters / shards, 0.0
         if shards > 1:
             # GATHERED blocks, and all that is outside of blocks; of a frozen model no gradients.
