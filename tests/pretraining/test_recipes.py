@@ -346,6 +346,14 @@ def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest():
     assert "lr=0.00176" in notes[0]
 
 
+@pytest.mark.parametrize(("model", "memory"), [("modernbert-base", 6e9), ("bert-large", 8e9)])
+def test_on_a_small_gpu_fewer_tokens_go_through_the_model_at_once(model, memory):
+    change = lambda base: load_pretraining(base, [])  # noqa: E731
+    settings, _ = chosen_settings("short", preset(model), None, change, memory)
+    assert settings.microbatch_tokens < RECIPES["short"](preset(model)).microbatch_tokens
+    assert memory_demand(settings).fits(memory, torch.device("cuda"))
+
+
 @pytest.mark.parametrize(
     ("recipe", "batch", "run"),
     in_turn(

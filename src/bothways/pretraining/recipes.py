@@ -568,7 +568,7 @@ def chosen_settings(
     if gpu_memory is not None:
         most = memory_demand(settings).largest_microbatch(gpu_memory, torch.device("cuda"))
         most = min(most, GPU_MICROBATCH)
-        if most > base.microbatch_tokens:  # else what does not fit is said by the run
+        if most:  # else the run says that not one sequence fits
             base = dataclasses.replace(base, microbatch_tokens=1 << most.bit_length() - 1)
             settings = change(base)
     replaced = replaced_members(settings, base, file)
