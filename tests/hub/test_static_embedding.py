@@ -77,6 +77,13 @@ def test_rows_of_model2vec_are_shared_and_weighted(tmp_path):
     table = load_file(file)["embedding.weight"]
     mapping, weights = torch.tensor([0, 1, 2, 2, 3, 1, 0, 4, 5]), torch.rand(9)
     save_file({"embeddings": table[:6], "mapping": mapping, "weights": weights}, file)
+    # model2vec puts the files into the folder itself, which it calls ".".
+    for part in [*file.parent.iterdir()]:
+        part.rename(folder / part.name)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "."
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config.json").write_text('{"model_type": "model2vec"}')
     expected = sentence_transformer(folder).encode(TEXTS)
     np.testing.assert_allclose(bothways.load(folder).encode(TEXTS), expected, rtol=0, atol=1e-6)
 

@@ -119,7 +119,7 @@ def static_folder(folder: Path) -> Path | None:
     file = folder / MODULES
     match read_json(file, FolderError) if file.is_file() else None:
         case [{"type": str(kind), "path": str(path)}, *_] if kind.rpartition(".")[2] == STATIC:
-            if path:
+            if path not in ("", "."):  # the folder itself, as model2vec writes it
                 require_inside(path, file)
             return folder / path
         case _:
