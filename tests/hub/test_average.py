@@ -79,7 +79,9 @@ def test_further_layers_of_sentence_transformers_must_be_equal(tokenizer, tmp_pa
 def test_poolings_must_be_equal_in_whatever_form(tokenizer, tmp_path):
     folders = [save(tmp_path / f"seed-{n}", tokenizer, n) for n in range(2)]
     kinds = {"": "Transformer", "1_Pooling": "Pooling"}
-    modules = [{"path": path, "type": f"models.{kind}"} for path, kind in kinds.items()]
+    modules = [
+        {"path": path, "type": f"sentence_transformers.{kind}"} for path, kind in kinds.items()
+    ]
     forms = {"pooling_mode_mean_tokens": True}, {"pooling_mode": "mean", "include_prompt": True}
     for folder, form in zip(folders, forms, strict=True):
         (folder / "modules.json").write_text(json.dumps(modules))

@@ -96,7 +96,10 @@ def test_every_layout_opens_as_a_reranker(plain, tmp_path, layout):
     assert bothways.load(folder, task="embed").encode("it ends").shape == (32,)
 
 
-MODULES = [{"path": "", "type": "x.Transformer"}, {"path": "1_LogitScore", "type": "x.LogitScore"}]
+MODULES = [
+    {"path": "", "type": "sentence_transformers.models.Transformer"},
+    {"path": "1_LogitScore", "type": "sentence_transformers.models.LogitScore"},
+]
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), [

@@ -285,6 +285,7 @@ MODULES = [
     {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
     for at, (path, kind) in enumerate(CHAIN)
 ]
+FOREIGN = [{**MODULES[0], "type": "custom_st.Transformer"}, MODULES[1]]
 POOLING, TRANSFORMER = "1_Pooling/config.json", "sentence_bert_config.json"
 PROGRAM = "config_sentence_transformers.json"
 
@@ -302,6 +303,7 @@ def normalised(tmp_path_factory) -> Path:
     ("name", "content", "message"),
     [
         ("modules.json", [*MODULES[:2], *MODULES[:1]], r"are Transformer, Pooling, Transformer\n"),
+        ("modules.json", FOREIGN, r"its modules are custom_st\.Transformer, Pooling\n"),
         ("modules.json", MODULES, r"a module Dense, and 2_Dense.config\.json is"),
         ("modules.json", MODULES[:1], r"modules\.json: its modules are Transformer\n"),
         ("modules.json", [{"idx": 0}], r"modules\.json: is not a list of modules with type"),

@@ -140,7 +140,7 @@ def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):
         assert (digest_of_model(str(copy)) == digest) is equal
     # In older folders of sentence-transformers the pooling is around the model.
     shutil.copytree(folder, tmp_path / "old" / "0_Transformer")
-    modules = [{"type": "models.Transformer", "path": "0_Transformer"}]
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}]
     (tmp_path / "old" / "modules.json").write_text(json.dumps(modules))
     digest = digest_of_model(str(tmp_path / "old"))
     (tmp_path / "old" / "1_Pooling").mkdir()

@@ -13,6 +13,7 @@ in config_sentence_transformers.json.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,7 @@ _DENSE_ACTIVATIONS: dict[str, Activation | Literal["tanh"] | None] = {
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.SiLU": "silu",
 }
+_LIBRARY = re.compile(r"^sentence_transformers\.(.*\.)?")
 _FIX = "Supported: Transformer and Pooling or StaticEmbedding, perhaps Dense layers and Normalize."
 
 
@@ -345,7 +347,8 @@ def _read_modules(file: Path) -> list[tuple[str, str]]:
     """Return the kind and the folder of each module, in order; none without the file."""
     tree = read_json(file, FolderError) if file.is_file() else []
     try:
-        return [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in tree]
+        # A class of another library keeps its whole name: its Transformer may compute anything.
+        return [(_LIBRARY.sub("", str(module["type"])), str(module["path"])) for module in tree]
     except (TypeError, KeyError) as error:
         message = "is not a list of modules with type and path"
         raise FolderError(message, where=file, fix=_FIX) from error
