@@ -202,7 +202,7 @@ def test_fields_in_the_url_are_refused_and_whole_floats_are_numbers(client):
 
 LARGE: list[tuple[str, Any, tuple[int, str]]] = [
     ("/embed", {"inputs": ["a"] * 500_000}, (413, "too_many_texts")),
-    ("/v1/embeddings", {"input": [1] * 500_000, "model": "embed"}, (413, "text_too_long")),
+    ("/v1/embeddings", {"input": [1] * 500_000, "model": "embed"}, (413, "too_many_texts")),
     ("/choice", {"inputs": {"context": "a", "endings": [""] * 600_000}}, (413, "text_too_long")),
     ("/choice", {"inputs": {"context": "a", "endings": [""] * 100_000}}, (413, "too_many_texts")),
     ("/rerank", {"query": "a " * 90_000, "documents": ["b"] * 2000}, (413, "text_too_long")),

@@ -25,16 +25,16 @@ from bothways.serving.models import Models, ServedModel
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 
-_Id = Annotated[int, Field(strict=True, json_schema_extra={"minimum": 0})]
-_Ids = Annotated[list[_Id], Field(min_length=1)]
-
 
 class EmbeddingsRequest(shapes.VectorRequest):
     """Texts to embed, as OpenAI's clients send them."""
 
     input: Annotated[
-        shapes.Text | _Ids | shapes.NonEmpty[shapes.Text | _Ids],
-        shapes.must_be("a text, a list of token ids, or a list of either"),
+        shapes.Text | shapes.NonEmpty[shapes.Text],
+        shapes.must_be(
+            "a text or a list of texts; token ids are those of the client's tokenizer, and other "
+            "words here (LangChain sends texts with check_embedding_ctx_length=False)"
+        ),
         shapes.BOUNDED,
     ]
     encoding_format: Literal["float", "base64"] = "float"
@@ -68,23 +68,13 @@ class Embeddings(TypedDict):
 def embeddings(models: Models, request: EmbeddingsRequest) -> shapes.Query:
     """Read a request of `/v1/embeddings`; vectors have length 1, as OpenAI's.
 
-    `input` is a text, a list of texts, a list of token ids, or a list of those. The prompt is the
-    model's default one, or that of `prompt_name`, which OpenAI does not have.
+    `input` is a text or a list of texts. OpenAI's token ids are refused: clients make them with the
+    tokenizer of a model of OpenAI's, and most are ids of other words in every vocabulary. The
+    prompt is the model's default one, or that of `prompt_name`, which OpenAI does not have.
     """
     model = models.choose(request.model, ("embed",))
     vectors = shapes.vector_writer(model, request, normalise=True)
-    items: Any = request.input
-    if isinstance(items, str) or (items and isinstance(items[0], int)):
-        items = [items]
-    tokenizer = model.task_model.tokenizer
-    texts = list[str]()
-    for item in items:
-        for id in item if isinstance(item, list) else ():
-            if not 0 <= id < tokenizer.size:
-                message = f"{id} is not a token id: ids are 0 to {tokenizer.size - 1}"
-                raise RequestError("invalid", message, param="input")
-        # The text of token ids is tokenized again.
-        texts.append(item if isinstance(item, str) else tokenizer.decode(item))
+    texts = [request.input] if isinstance(request.input, str) else request.input
     if not all(texts):
         raise RequestError("empty", "an input is an empty text", param="input")
     inputs = shapes.prompted(model, texts, request.prompt_name)

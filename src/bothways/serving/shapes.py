@@ -70,10 +70,7 @@ def bounded(value: Any, info: Any) -> Any:
     """
     limits = info.context
     if isinstance(limits, Limits) and isinstance(value, list):
-        if value and isinstance(value[0], int):  # token ids of one text
-            limits.check("text_characters", "token ids", len(value))
-        else:
-            limits.check("texts", info.field_name or "", len(value))
+        limits.check("texts", info.field_name or "", len(value))
     return value
 
 
