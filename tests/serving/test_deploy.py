@@ -191,8 +191,10 @@ def test_a_proxy_passes_what_the_server_says(tmp_path):
     size, seconds = re.findall(r"client_max_body_size (\d+)m;|proxy_read_timeout (\d+)s;", source)
     assert int(size[0]) << 20 > DEFAULT_LIMITS.body_bytes
     assert int(seconds[1]) > DEFAULT_LIMITS.deadline_seconds
-    (idle,) = re.findall(r"keepalive_timeout (\d+)s;", source)
-    assert int(idle) < KEEP_ALIVE_SECONDS
+    # The proxy closes its idle connections first, after 60 s by default: else a request may use one
+    # that the server is closing.
+    assert "keepalive_timeout" not in source
+    assert KEEP_ALIVE_SECONDS > 60
     (command,) = re.findall(r"#   bothways serve (.*)", source)
     (name,) = re.findall(r"server_name (.*);", source)
     assert check_words(command.split())["allow_host"] == (name,)

@@ -168,7 +168,9 @@ OTHER_FILES = 100
 SPARE_CONNECTIONS = 100
 """Connections beyond the limit in which requests that compute nothing are answered."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-KEEP_ALIVE_SECONDS = 30
+KEEP_ALIVE_SECONDS = 75
+"""An idle connection is closed after more than the 60 s after which nginx and the load balancers of
+clouds close theirs: a request on a connection that is being closed fails, with 502."""
 RESET_SECONDS = 0.1
 """Between looks at whether a client that sends no more has left."""
 
