@@ -316,6 +316,7 @@ def normalised(tmp_path_factory) -> Path:
         (PROGRAM, {"prompts": ["query: "]}, r"prompts must be .*, not \['query: '\]"),
         (PROGRAM, {"prompts": {"query": 3}}, r"prompts must be .*, not \{'query': 3\}"),
         (POOLING, {"pooling_mode": "mean", "include_prompt": 1}, "include_prompt must be .*not 1"),
+        (PROGRAM, {"similarity_fn_name": "angular"}, r"compares vectors by 'angular'\n"),
         (PROGRAM, {"truncate_dim": 0}, r"truncate_dim must be .*, not 0\n  Set it"),
         (PROGRAM, {"truncate_dim": "5"}, r"truncate_dim must be .*, not '5'\n"),
         (TRANSFORMER, {"do_lower_case": True}, "lower-cases texts before"),

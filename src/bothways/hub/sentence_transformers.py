@@ -79,7 +79,8 @@ _NEUTRAL = (
 """Arguments of transformers and its tokenizers that change no more than the rounding: how weights
 are held, batches are filled up, and files are found."""
 SIMILARITY = "similarity_fn_name"
-"""A setting of the program that is kept as it was read."""
+"""A setting of the program that is kept as it was read; null is the cosine."""
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _CUT, _DEFAULT = "truncate_dim", "default_prompt_name"
 _KEYS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -235,6 +236,7 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         _check_transformer(transformer, transformer_file, "feature-extraction")
     if normalised:
         _check_normalize(root / chain[-1][1] / "config.json")
+    _check_similarity(program, file)
     pooling, include_prompt = (
         ("mean", True) if static else _read_pooling(root / chain[1][1] / "config.json")
     )
@@ -261,6 +263,14 @@ def _check_transformer(settings: Mapping[str, Any], file: Path, task: str) -> No
         names = values if isinstance(values, dict) else () if values is None else ("",)
         unsupported += [f"{key}.{name}".rstrip(".") for name in names if name not in _NEUTRAL]
     _require_supported(unsupported, file, "Remove those that the model does not need.")
+
+
+def _check_similarity(program: Mapping[str, Any], file: Path) -> None:
+    """Raise FolderError for a similarity that is none of the program's for single vectors."""
+    name = program.get(SIMILARITY)
+    if name is not None and str(name).removesuffix("_score") not in _SIMILARITIES:
+        message = f"compares vectors by {name!r:.80}"
+        raise FolderError(message, where=file, fix=f"Supported are {', '.join(_SIMILARITIES)}.")
 
 
 def _check_normalize(file: Path) -> None:
