@@ -172,10 +172,11 @@ def _document(
     row: Mapping[str, Any], text: str | None, id: str | None, where: str, default: str | None
 ) -> tuple[str | None, str]:
     """Return the id and the text of a row."""
+    from bothways.data.tables import separator_advice
     from bothways.tasks.columns import cell_of, text_of
 
     if text is None and "text" not in row:
-        fix = f"Name the column: {argument(text='NAME')}."
+        fix = separator_advice([*row]) or f"Name the column: {argument(text='NAME')}."
         raise DataError(f"has no column 'text'; it has {listed(row)}", where=where, fix=fix)
     content = text_of(row, text or "text", where)
     if text is None and "_id" in row and row.get("title"):

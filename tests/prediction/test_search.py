@@ -450,6 +450,9 @@ def test_a_row_without_the_column_of_the_text_names_its_own():
     assert [*read_texts(rows, text="review")] == [(None, "a good film")]
     with pytest.raises(DataError, match=r"^text 1: has no column 'text'; it has review, stars\n"):
         next(read_texts(rows))
+    # As Excel writes .csv in half of the world.
+    with pytest.raises(DataError, match="separated by semicolons"):
+        next(read_texts([{"id;text": "1;a good film"}]))
 
 
 def test_words_and_fused_ranks_of_a_changed_index(tmp_path, monkeypatch):
