@@ -155,6 +155,13 @@ def test_similarity_is_the_function_of_the_folder(embed, folder):
         tracemalloc.stop()
 
 
+def test_no_cosine_is_above_one(embed):
+    vectors = np.random.default_rng(0).standard_normal((200, 384)).astype(np.float32)
+    assert np.diag(embed.similarity(vectors, vectors)) == pytest.approx(1)
+    assert embed.similarity(vectors, vectors).max() <= 1
+    assert embed.similarity_pairwise(vectors, vectors).max() <= 1
+
+
 @pytest.mark.parametrize("prompts", [
     {"query": "the old ", "document": "rain "}, {"query": "the old "}, {},
 ])  # fmt: skip

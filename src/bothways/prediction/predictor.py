@@ -522,7 +522,8 @@ class Predictor:
             result = -torch.cdist(left, right, power, exact).numpy()
         else:
             result = a @ b.T
-        return result
+        # A cosine may be rounded above 1: its distance would be negative, its angle no number.
+        return result.clip(-1, 1) if self.similarity_name == "cosine" else result
 
     def similarity_pairwise(self, first: Any, second: Any) -> Float32[np.ndarray, " pairs"]:
         """Return the similarity of pairs: the first with the first, the second with the second …
@@ -541,7 +542,7 @@ class Predictor:
             result = -np.linalg.norm(a - b, axis=1)
         elif self.similarity_name == "manhattan":
             result = -np.abs(a - b).sum(axis=1)
-        return result
+        return result.clip(-1, 1) if self.similarity_name == "cosine" else result
 
     @property
     def similarity_name(self) -> str:
