@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -198,6 +199,16 @@ def test_fields_in_the_url_are_refused_and_whole_floats_are_numbers(client):
     assert refusal(client, "/embed?dimensions=8", {"inputs": "a"})[:2] == (400, "bad_request")
     (short,) = answer(client, "/embed", {"inputs": "a", "dimensions": 8.0})
     assert len(short) == 8
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/embeddings", {"input": ["a", "b", "", ""], "model": "embed"}),
+    ("/embed", {"inputs": ["a", "b", "a " * 100_001]}),
+    ("/embed", {"inputs": ["a", "b", "a " * 1000], "truncate": False}),
+])  # fmt: skip
+def test_a_refusal_names_the_input_of_a_list(client, path, body):
+    *_, message = refusal(client, path, body)
+    assert re.search(r"\binput 3\b", message)
 
 
 LARGE: list[tuple[str, Any, tuple[int, str]]] = [

@@ -434,9 +434,10 @@ class App:
             tokens = sum(len(sequence) for item in encoded for sequence in item.sequences)
             which = "" if stop == len(examples) else f" of the first {stop:,} inputs"
             self.limits.check("request_tokens", f"tokens{which}", tokens)
-        if not query.truncate and any(item.cut for item in encoded):
+        cut = [n for n, item in enumerate(encoded, 1) if item.cut]
+        if cut and not query.truncate:
             length = model.task_model.length
-            message = f"a text has more than {length} tokens, and truncate is false"
+            message = f"input {cut[0]} has more than {length} tokens, and truncate is false"
             raise RequestError("text_too_long", message, param="truncate")
         units: Any = encoded
         if query.jobs is not None:  # it may have to read weights

@@ -76,7 +76,8 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> shapes.Query:
     vectors = shapes.vector_writer(model, request, normalise=True)
     texts = [request.input] if isinstance(request.input, str) else request.input
     if not all(texts):
-        raise RequestError("empty", "an input is an empty text", param="input")
+        message = f"input {texts.index('') + 1} is an empty text"
+        raise RequestError("empty", message, param="input")
     inputs = shapes.prompted(model, texts, request.prompt_name)
 
     def write(answer: shapes.Answer) -> Embeddings:

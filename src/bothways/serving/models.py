@@ -105,9 +105,9 @@ class ServedModel:
                 limits.check("text_characters", f"items of {name[:100]}", length)
         examples = [self.example(item, n) for n, item in enumerate(inputs, 1)]
         texts = characters = 0
-        for example in examples:
+        for n, example in enumerate(examples, 1):
             lengths = [*map(len, self.task_model.task.texts(example))]
-            limits.check("text_characters", "characters of a text", sum(lengths))
+            limits.check("text_characters", f"characters of input {n}", sum(lengths))
             texts += max(1, len(lengths) - 1)  # a query with its documents counts as these
             characters += sum(lengths)
         limits.check("texts", "texts", texts)
