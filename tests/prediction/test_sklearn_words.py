@@ -107,7 +107,9 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     unit = embed.encode(TEXTS, normalize_embeddings=True, batch_size=2)
     assert np.linalg.norm(unit, axis=1) == pytest.approx(np.ones(3))
     assert unit == pytest.approx(plain / np.linalg.norm(plain, axis=1, keepdims=True), abs=1e-6)
-    assert embed.encode(TEXTS, truncate_dim=5).tolist() == plain[:, :5].tolist()
+    short = embed.encode(TEXTS, truncate_dim=5)
+    assert short.tolist() == plain[:, :5].tolist()
+    assert short.flags.c_contiguous  # faiss takes no other arrays
     with pytest.raises(ConfigError, match=rf"^truncate_dim: must be at most {plain.shape[1]}, "):
         embed.encode(TEXTS, truncate_dim=plain.shape[1] + 1)
     assert isinstance(embed.encode(TEXTS, convert_to_tensor=True), torch.Tensor)

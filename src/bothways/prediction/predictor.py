@@ -404,7 +404,8 @@ class Predictor:
             elif counts is not None:
                 counts.examples += len(matrix)
                 counts.blank += sum(not str(row).strip() for row in rows)
-        matrix = matrix[:, :truncate_dim]
+        # Other libraries take arrays in one piece, and a view would hold all components in memory.
+        matrix = np.ascontiguousarray(matrix[:, :truncate_dim])
         if normalize_embeddings:
             matrix = unit(matrix)
         # As sentence-transformers: without ranges, those of these vectors; a single one has none.
