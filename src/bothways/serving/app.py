@@ -268,9 +268,11 @@ class App:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
             raise RequestError("bad_request", "there are several headers host")
-        self._check_host(headers)
-        if path not in PROBES and path not in self._files:
-            self._check_key(headers)
+        # Load balancers and Kubernetes probe by an address, not by a name of the server.
+        if path not in PROBES:
+            self._check_host(headers)
+            if path not in self._files:
+                self._check_key(headers)
         if path == "/play" and path in self._files and scope["path"].endswith("/"):
             return MOVED
         gets, name = self._routes, None  # which compute nothing

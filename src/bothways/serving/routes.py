@@ -110,7 +110,7 @@ def document(models: Models, *, guarded: bool, playground: bool = False) -> dict
         kind = "text/plain" if answer is None else JSON
         schema = TEXT if answer is None else build_schema(answer, schemas)
         statuses = (401, 403, 404) if "{" in path else (401, 403)
-        statuses = (403, 500, 503) if path in PROBES else statuses
+        statuses = (500, 503) if path in PROBES else statuses
         statuses = (401, 403, 503) if path == "/" else statuses
         ok = {"description": "OK", "content": {kind: {"schema": schema}}}
         entry: dict[str, Any] = {"responses": {"200": ok, **_errors(statuses)}}
