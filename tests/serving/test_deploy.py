@@ -1,6 +1,7 @@
 """The files in `deploy`: what they name exists in the server, and they are as safe as they say."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from bothways.cli.main import app as cli
+from bothways.serving.app import app
 from bothways.serving.errors import DEFAULT_LIMITS, STATUS, RequestError
 from bothways.serving.exchange import Metrics
 from bothways.serving.routes import PROBES, ROUTES
 from bothways.serving.run import KEEP_ALIVE_SECONDS
+from running_server import running
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML")
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -163,7 +166,6 @@ def test_the_commands_of_containers_are_those_of_the_server():
     kinds = ("startup", "readiness", "liveness")
     probes = [CONTAINER[f"{kind}Probe"]["httpGet"]["path"] for kind in kinds]
     assert probes == ["/ready", "/ready", "/live"]
-    assert "127.0.0.1:8080/ready" in image
 
 
 def unit() -> dict[str, str]:
@@ -211,6 +213,21 @@ def test_a_proxy_passes_what_the_server_says(tmp_path):
     words = ["nginx", "-t", "-q", "-e", "stderr", "-p", tmp_path, "-c", tmp_path / "nginx.conf"]
     done = subprocess.run(words, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_health_check_asks_no_proxy(predictors):
+    image = (DEPLOY / "Dockerfile").read_text("utf8")
+    (words,) = re.findall(r"HEALTHCHECK.*\\\n *CMD (\[.*\])", image)
+    # Docker passes the proxies of its configuration on to containers.
+    proxies = {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    served = app({"embed": predictors["embed"]})
+    with running(served) as url:
+        port = url.rpartition(":")[2]
+        command = [sys.executable, *(w.replace("8080", port) for w in json.loads(words)[1:])]
+        for draining in (False, True):
+            served.draining = draining
+            done = subprocess.run(command, env=os.environ | proxies, check=False)
+            assert done.returncode == int(draining)
 
 
 def test_containers_are_not_privileged():
