@@ -419,7 +419,7 @@ class PromptedTask(LongTextTask[P]):
         if name not in self.prompts:
             names = ", ".join(map(repr, self.prompts)) or "none"
             message = f"the model has no prompt {name!r:.80}; it has {names}"
-            fix = "Name one of these, or give the text of a prompt."
+            fix = "Name one of these, or put a prompt of your own before the texts."
             raise ConfigError(
                 message + base.did_you_mean(name, self.prompts), where="prompt_name", fix=fix
             )
