@@ -52,6 +52,10 @@ def test_a_folder_is_itself_and_asks_nobody(tmp_path, monkeypatch):
         ("bert-base-uncased", "google-bert/bert-base-uncased"),
         ("hub:xlm-roberta-base", "FacebookAI/xlm-roberta-base"),
         ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"),
+        (
+            "paraphrase-multilingual-MiniLM-L12-v2",
+            "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2",
+        ),
     ],
 )
 def test_an_id_downloads_what_a_model_needs_and_no_pickle(name, hub_id, tmp_path, monkeypatch):

@@ -56,7 +56,10 @@ _OWNERS = {
     "EuroBERT": r"EuroBERT-(210m|610m|2\.1B)",
     "nghuyong": r"ernie-3\.0-(base|medium|mini|micro|nano)-zh",
     "microsoft": r"mpnet-base",
-    "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1|mpnet-base-v[12])",
+    "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1|mpnet-base-v[12])|LaBSE"
+    r"|multi-qa-(MiniLM-L6|distilbert|mpnet-base)-(cos|dot)-v1"
+    r"|paraphrase-((multilingual-)?(MiniLM-L(3|6|12)|mpnet-base)|albert-small)-v2"
+    r"|distiluse-base-multilingual-cased-v[12]",
 }
 """Well-known models that may be named without their owner."""
 _FIX = "Give the folder with config.json, or a model of the Hub: owner/name or hub:owner/name."
