@@ -23,6 +23,7 @@ from bothways.model.model import Encoder, Model
 from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
 from bothways.prediction import prepared_model as prepared
 from bothways.prediction.prepared_model import prepare_model
+from small_models import batch_for
 
 CPU = torch.device("cpu")
 BF16 = has_bf16(CPU)
@@ -207,3 +208,18 @@ def test_layers_stay_where_nothing_can_be_packed(monkeypatch):
     assert result is not model
     assert dict(result.named_parameters()).keys() == kept.keys()
     assert all(parameter is kept[name] for name, parameter in result.named_parameters())
+
+
+@bf16
+def test_weights_are_converted_once_where_nothing_can_be_packed(monkeypatch):
+    """With the bits of autocast, which converts them in every batch, as on a GPU."""
+    monkeypatch.setattr(prepared.devices, "packs_weights", lambda device: False)
+    model = Model(config(), ()).eval()
+    result, batch = prepare_model(model, "bf16"), batch_for(model.config, [5, 9])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        wanted, found = (each.encoder(batch).last for each in (model, result))
+    assert torch.equal(found, wanted)
+    block = result.encoder.blocks[0]
+    layers = [block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down]
+    assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
+    assert model.encoder.blocks[0].mlp.up.weight.dtype is torch.float32

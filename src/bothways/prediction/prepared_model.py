@@ -291,7 +291,7 @@ def prepare_model(
     Packed are the projections of attention, both layers of the feed-forward part and, with
     `batch_invariant`, the dense layers of heads. Embeddings, attention itself, LayerNorms, the
     projections of relative positions and layers other than a plain `nn.Linear` stay as they are;
-    so do all layers on a GPU, and with a torch without oneDNN.
+    so do in fp32 all layers on a GPU, and with a torch without oneDNN.
 
     Args:
         batch_invariant: compute few rows as many, so that a sequence has the same result in every
@@ -331,10 +331,12 @@ def layer_packer(
     | CPU, x86 with AVX-512 | fp32 | yes | `PanelLinear` |
     | the same, with its instructions for bf16 | bf16 | yes | `PanelLinear` |
     | CPU, if `packs_weights` | any other case | | `OneDNNLinear` |
-    | any other | | | unchanged |
+    | any other | bf16 | | `nn.Linear` in bf16, which autocast would make of it in every batch |
+    | any other | fp32 | | unchanged |
     """
     if not devices.packs_weights(device):
-        return lambda linear: linear
+        half = dtype is torch.bfloat16
+        return lambda linear: copy.deepcopy(linear).to(dtype) if half else linear
     if _has_kernels(dtype):
         return functools.partial(PanelLinear, dtype=dtype, batch_invariant=batch_invariant)
     return functools.partial(OneDNNLinear, dtype=dtype)
