@@ -207,6 +207,50 @@ def test_a_roberta_keeps_positions_when_its_padding_id_changes(tmp_path):
     assert torch.equal(made.state_dict()[name][1:], model.state_dict()[name][2:])
 
 
+def test_added_token_of_several_words_is_the_mean_of_their_pieces(tmp_path):
+    old = Tokenizer.load(folder_of(tmp_path / "old"))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "old")
+    theirs.add_tokens(["an-xn"])  # of which "-" is unknown
+    theirs.save_pretrained(tmp_path / "new")
+    row = change_vocabulary(old, tmp_path / "new").rows[-1]
+    assert (row.token, row.fate) == ("an-xn", "mean of pieces")
+    assert {old.token(id): weight for id, weight in row.sources} == {
+        "an": pytest.approx(1 / 3), "x": pytest.approx(1 / 3), "##n": pytest.approx(1 / 3)
+    }  # fmt: skip
+
+
+def test_words_behind_added_tokens_get_ids_of_their_own(tmp_path):
+    old_folder = folder_of(tmp_path / "old", rows=len(WORDS) + 2)
+    theirs = transformers.AutoTokenizer.from_pretrained(old_folder)
+    theirs.add_tokens(["@USER", "<url>"])
+    theirs.save_pretrained(old_folder)
+    words = words_in(tmp_path / "words.txt", "anfield")
+    change = convert_vocabulary(old_folder, tmp_path / "new", words)
+    last = [(row.token, row.fate) for row in change.rows[-3:]]
+    assert last == [("@USER", "kept"), ("<url>", "kept"), ("anfield", "mean of pieces")]
+    tables = [load_file(tmp_path / name / "model.safetensors")[TABLE] for name in ("old", "new")]
+    assert torch.equal(tables[1][:-1], tables[0])
+    end = len(WORDS)
+    for tokenizer in (Tokenizer.load(tmp_path / "new"), change.new):
+        ids = tokenizer.encode(["the @user <url> Anfield anfields"])[0]
+        assert ids[:4].tolist() == [WORDS.index("the"), end, end + 1, end + 2]
+        assert end + 2 not in ids[4:]  # an added token is a whole word
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert theirs.encode("the Anfield", add_special_tokens=False) == [WORDS.index("the"), end + 2]
+
+
+def test_word_behind_added_tokens_of_unigram_is_found_everywhere(tmp_path):
+    train_vocabulary(CORPUS * 5, Unigram(60)).save(tmp_path / "old")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "old")
+    theirs.add_tokens(["@USER"])
+    theirs.save_pretrained(tmp_path / "old")
+    old = Tokenizer.load(tmp_path / "old")
+    new = change_vocabulary(old, words_in(tmp_path / "words.txt", "nightbarn")).new
+    assert new.size == old.size + 1
+    ids = new.encode(["nightbarn nightbarn, Nightbarn nightbarns"])[0].tolist()
+    assert ids.count(old.size) == 3
+
+
 def test_electra_and_its_generator_stay_tied(tmp_path, capsys):
     torch.manual_seed(2)
     tokenizer = train_vocabulary(CORPUS * 5, WordPiece(60))

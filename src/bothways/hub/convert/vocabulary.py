@@ -160,8 +160,10 @@ def plan_rows(old: Tokenizer, new: Tokenizer) -> VocabularyChange:
         if form is not None:
             forms.setdefault(form, id)
     rows = list[RowChange]()
+    # By its name an added token is found; its id's text may be normalised: @USER, but @user.
+    added = {id: token.content for id, token in new.backend.get_added_tokens_decoder().items()}
     for id in np.flatnonzero(new.named).tolist():
-        token = new.token(id)
+        token = added.get(id) or new.token(id)
         form = form_of(new, token)
         old_id = uses.get(id)
         if old_id is None:
@@ -260,7 +262,8 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
     next_id = tokenizer.size
     vocabulary = spec["model"]["vocab"]
     match tokenizer.kind:
-        case "WordPiece":
+        # Behind added tokens there is no room for entries: tokenizers would number them anew.
+        case "WordPiece" if all(token["content"] in vocabulary for token in spec["added_tokens"]):
             longest = spec["model"]["max_input_chars_per_word"]
             if unread := [token for token in tokens if len(token) > longest]:
                 message = f"words of more than {longest} characters stay unknown: {listed(unread)}"
@@ -275,8 +278,12 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
                 vocabulary.append([token, score + _PREFERRED])
         case _:
             for word in tokens:
-                flags = {"single_word": not is_spaceless(word), "lstrip": True, "normalized": False}
-                added.append(tokenizers.AddedToken(word, **flags))
+                added.append(
+                    tokenizers.AddedToken(
+                        word.removeprefix("▁"), single_word=not is_spaceless(word), lstrip=True,
+                        normalized=tokenizer.kind != "BPE",  # as `tokens` are
+                    )
+                )  # fmt: skip
     backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
     backend.add_tokens(added)
     return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)
@@ -310,12 +317,15 @@ def pieces_of(tokenizer: Tokenizer, form: Form) -> list[int]:
     text = form.text if normalizer is None else normalizer.normalize_str(form.text)
     text = text.strip().strip("▁")
     match tokenizer.kind:
+        case "WordPiece" if form.begins:  # an added token, such as e-mail, may be several words
+            ids = tokenizer.encode([form.text])[0].tolist()
+            return [id for id in ids if id != tokenizer.specials.unknown]
         case "BPE":
             characters = {byte: character for character, byte in byte_of().items()}
             raw = (" " if form.begins else "") + text
             marked = "".join(characters[byte] for byte in raw.encode())
         case "WordPiece":
-            marked = text if form.begins else f"##{text}"
+            marked = f"##{text}"
         case _:
             marked = ("▁" if form.begins else "") + text
     if not text:
