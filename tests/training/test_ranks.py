@@ -5,6 +5,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.distributed import DistNetworkError, HashStore, TCPStore
 
 from bothways.cli import main as cli
 from bothways.cli.options import training
-from bothways.core.errors import ConfigError, DivergedError, ResourceError
+from bothways.core.errors import ConfigError, DivergedError, LostRankError, ResourceError
 from bothways.core.source import Cursor
 from bothways.training import checkpoint, meter, parallel, saved_state
 from bothways.training.checkpoint import checkpoints, read_checkpoint
@@ -108,7 +109,9 @@ def test_one_process_can_go_on_with_the_checkpoint_of_two(two):
     assert progress.tokens == metric_lines(two[0] / "whole")[-1]["tokens"]
 
 
-ENVIRONMENT = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
+ENVIRONMENT = {
+    "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,8 @@ ENVIRONMENT = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
         (ENVIRONMENT | {"RANK": ""}, "RANK is ''"),
         (ENVIRONMENT | {"LOCAL_RANK": "x"}, "LOCAL_RANK is 'x'"),
         (ENVIRONMENT | {"RANK": "4"}, "RANK is 4, but must be from 0 to 3"),
+        (ENVIRONMENT | {"MASTER_PORT": ""}, "MASTER_PORT is ''"),
+        (ENVIRONMENT | {"MASTER_ADDR": ""}, "MASTER_ADDR is not"),
     ],
 )
 def test_the_plan_is_the_one_in_the_environment_or_refused(monkeypatch, environment, expected):
@@ -133,6 +138,17 @@ def test_the_plan_is_the_one_in_the_environment_or_refused(monkeypatch, environm
     else:
         with pytest.raises(ConfigError, match=expected):
             plan_here()
+
+
+def test_a_port_of_another_program_is_named(monkeypatch):
+    for name, value in (ENVIRONMENT | {"RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    with socket.create_server(("localhost", 0)) as other:
+        port = str(other.getsockname()[1])
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(LostRankError, match="in use") as caught:
+            parallel._store(0, 4)
+    assert caught.value.where == f"localhost:{port}"
 
 
 def test_each_rank_has_the_device_of_its_local_number(monkeypatch):
@@ -225,7 +241,8 @@ def test_no_rank_ends_before_the_main_one_has_saved(tmp_path):
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_every_rank_of_an_interrupted_run_ends_as_interrupted(rank, tmp_path, monkeypatch, capsys):
     """A rank that ended with 0 was finished for torchrun, which used its machine no more."""
-    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
+    for name, value in (ENVIRONMENT | ranks).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     (tmp_path / "step-7").mkdir()

@@ -101,7 +101,11 @@ def plan_here() -> Plan:
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return Plan()
-    world, rank, local_rank = (_variable(name) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    numbers = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")
+    world, rank, local_rank, _ = map(_variable, numbers)
+    if not os.environ.get("MASTER_ADDR"):  # the address at which torch lets the ranks meet
+        message, fix = "WORLD_SIZE is set, but MASTER_ADDR is not", "Start the ranks with torchrun."
+        raise ConfigError(message, where="environment", fix=fix)
     if not 0 <= rank < world:
         raise ConfigError(f"RANK is {rank}, but must be from 0 to {world - 1}", where="environment")
     local_world = _variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else world
@@ -138,7 +142,12 @@ def _store(rank: int, world: int) -> Any:
     It is opened once in a process: rank 0 could not serve another one at the same port while a
     rank still reads the first.
     """
-    store, _, _ = next(rendezvous("env://", rank, world))
+    address = ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
+    try:
+        store, _, _ = next(rendezvous("env://", rank, world))
+    except torch.distributed.DistNetworkError as error:  # such as EADDRINUSE
+        fix = "Rank 0 must run there, and no other program have its port: torchrun --master-port=N."
+        raise LostRankError(f"the ranks cannot meet: {error}", where=address, fix=fix) from error
     return PrefixStore(start_name(store, rank, world), store)
 
 
