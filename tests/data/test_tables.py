@@ -253,6 +253,7 @@ def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path, caplog):
     ("a.parquet", b"PAR1 no", "", "is not a complete Parquet file"),
     ("a.json", b'{"data": []}', "", "is read by the task answer alone"),
     ("a.json", b'{"default": {}}', "", "name the other files instead of their folder"),
+    ("dataset_info.json", b'{"features": {}}', "", "name the folder: hub:FOLDER"),
     ("a.json", b'{"a": 1}\n{"a": 2}\n{"a"', ":3", "is not JSON"),
     ("a.json", b'{"data": [\n{"a": 1},\n{"a": 2}]}', "", "is not an array of objects"),
     ("a.json", b'{"text": "the only row"}\n', "", "one object per line in a .jsonl file"),

@@ -459,8 +459,10 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
     if not isinstance(values, list):
         squad = isinstance(values, dict) and "data" in values
         # Such as the dataset_infos.json of a data set that was cloned from the Hub.
-        other = "If it holds no rows, name the other files instead of their folder."
-        fix += f" {'The form of SQuAD is read by the task answer alone.' if squad else other}"
+        other = " If it holds no rows, name the other files instead of their folder."
+        if path.endswith(("dataset_info.json", "dataset_dict.json")):  # of `save_to_disk`
+            other = _ADVICE[".arrow"]
+        fix += " The form of SQuAD is read by the task answer alone." if squad else other
         raise DataError("is not an array of objects", where=path, fix=fix)
     for number, value in enumerate(values, 1):
         location = f"{path}:record {number}"
