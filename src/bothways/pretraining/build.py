@@ -306,7 +306,8 @@ def preflight(
 
 def check_data(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     """Return the findings about each corpus under the objective and the phases of a run."""
-    findings, fix = [], "Train a tokenizer on this text, and build the corpus with it."
+    findings, fix = [], "Train a tokenizer on this text, and build the corpus with it. "
+    fix += "Words of over 100 characters are unknown to WordPiece: kind bpe divides them."
     for name, corpus in corpora.parts.items():
         corpus_findings = unknown_tokens(corpus.unknown_share, fix)
         for phase in settings.phases:

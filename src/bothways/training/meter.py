@@ -175,8 +175,8 @@ def _check(names: list[str | None], ranks: list[list[float]]) -> None:
     )
     of_rank = f" on rank {rank}" if len(ranks) > 1 and names[index] is not None else ""
     value = "gradient norm" if names[index] is None else f"loss {names[index]!r}"
-    fix = "Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
-    fix += "resume from the last checkpoint."
+    fix = "Lower the learning rate, lengthen the warm-up or set the precision to fp32, in another "
+    fix += "folder: a resumed run keeps its settings, and so repeats its steps."
     raise DivergedError(f"the {value} is not finite{of_rank}", where=f"step {int(step)}", fix=fix)
 
 
