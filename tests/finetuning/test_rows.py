@@ -218,6 +218,11 @@ LONG = {"query": "a", "documents": ["b " * 600, "c"], "labels": [1, 0]}
         (NAMED, {"text": "Message"}, "^no example has a label: its column is empty, or its name"),
         # A model would learn the labels 0 and 1, which nearly all texts have.
         (FLAGS, {"task": "multilabel"}, "holds 3 numbers 0 and 1, not labels"),
+        (
+            [{"text": "ape", "labels": [0.3, 0.7]}],
+            {"task": "multilabel"},
+            "2 numbers, also fractions",
+        ),
         ([NO_DOCUMENT], {"task": "rerank"}, "1 example has no document: train row 1"),
         ([NO_DOCUMENT, LONG], {"task": "rerank"}, "1 example has no document: train row 1"),
         (make_rows(8, 0), {"lrr": 1}, "unknown key 'lrr'"),

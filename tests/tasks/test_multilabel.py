@@ -96,7 +96,7 @@ def test_a_certain_mistake_costs_much_and_not_everything(tokenizer):
     ("value", "labels"),
     [
         (["b", "a", "b"], ("a", "b")), ([], ()), ("", ()), ("b, a", ("a", "b")), ("a", ("a",)), (None, None),
-        ([2, 10, "x"], ("2", "10", "x")), (3, ("3",)), (" , ", ()), ([None, "a"], ("a",)),
+        ([2, 10, "x"], ("2", "10", "x")), (3, ("3",)), (" , ", ()), ([None, "a"], ("a",)), ("1, 0", ("0", "1")), ("1.5", ("1.5",)), ([2.0], ("2",)),
         ("nan", None), (" NaN ", None), (float("nan"), None), ("nan, a", ("a",)), (["NaN"], ()),
         ('["b, c", "a"]', ("a", "b, c")), (" [] ", ()), ("[2, 10]", ("2", "10")), ("[a", ("[a",)),
     ],
@@ -119,6 +119,15 @@ def test_lists_as_python_and_numpy_print_them_are_refused(tmp_path, printed):
     (tmp_path / "a.csv").write_text(f'text,labels\nt,"{printed}"\n')
     what = rf"a\.csv:2: column 'labels' holds ['\"]{re.escape(printed[:60])}['\"], a printed "
     with pytest.raises(DataError, match=what):
+        list(MultilabelTask().read(str(tmp_path / "a.csv")).examples)
+
+
+@pytest.mark.parametrize(
+    "printed", ["0,1,0", "0 1 1", "[0.0, 1.0, 0.0]", "[true, false, true]", "[0.3, 1]"]
+)
+def test_vectors_of_numbers_are_no_labels(tmp_path, printed):
+    (tmp_path / "a.csv").write_text(f'text,labels\nt,"{printed}"\n')
+    with pytest.raises(DataError, match=r"a\.csv:2: column 'labels' holds [23] numbers"):
         list(MultilabelTask().read(str(tmp_path / "a.csv")).examples)
 
 

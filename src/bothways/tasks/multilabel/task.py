@@ -328,12 +328,17 @@ def parse_labels(value: Any, separator: str, column: str, location: str) -> tupl
             except (ValueError, RecursionError):
                 message = f"{fault} list that is not JSON"
                 raise DataError(message, where=location, fix=_FIX) from None
+        elif re.fullmatch(r"[01](?:[\s,;|]+[01])*", text):
+            value = re.findall("[01]", text)
         else:
             value = value.split(separator)
     if isinstance(value, list | tuple):
-        flags = all(isinstance(x, bool | int | float) and x in (0, 1) for x in value)
-        if flags and len(value) > len({*value}):  # they would be read as the labels 0 and 1
-            message = f"column {column!r} holds {len(value)} numbers 0 and 1, not labels"
+        flags = {str(item).strip().lower().removesuffix(".0") for item in value}
+        # One-hot vectors would be read as the labels 0 and 1, probabilities as labels like "0.7".
+        is_one_hot = flags <= {"0", "1", "true", "false"} and len(value) > len(flags)
+        if is_one_hot or any(isinstance(item, float) and item % 1 > 0 for item in value):
+            kind = "numbers 0 and 1" if is_one_hot else "numbers, also fractions"
+            message = f"column {column!r} holds {len(value)} {kind}, not labels"
             columns = argument(label="NAME,NAME")
             fix = f"Give the labels of the text, or a column for each: {columns}."
             raise DataError(message, where=location, fix=fix)
