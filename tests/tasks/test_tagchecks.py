@@ -50,6 +50,7 @@ BLANK = TagExample(("a", " ", ""), ("O", "O", "O"), "t:4")
     [
         ([*ENOUGH, TagExample((), (), "t:1")], [], "error", "rows: 1 sentence has no word: t:1"),
         ([*ENOUGH, *WITHOUT], [], "error", "labels: 2 sentences have .* without a tag: t:2, t:3"),
+        ([*ENOUGH, *made("a/B-X b/-100")], [], "error", "labels: 1 sentence has .* a tag: train:1"),
         ([*ENOUGH, BLANK], [], "warning", "rows: 2 words are empty .*: t:4 word 2 ' ', t:4 word 3"),
         ([*ENOUGH, *TWO_BROKEN], [], "warning", "2 tags .* IOB2: t:1 word 2 'b' I-X, t:2 word 1"),
         (made("a/B-X b/O", "c/PER"), [], "warning", r"tags of single words: train:2 \('PER'\)"),
@@ -151,11 +152,22 @@ def test_a_header_is_no_word(tmp_path, header):
         (["1/NN 2/VB 3/NN"], "numbers of their words"),
         (["a/O"] * 9 + ["b/B-X"] * 9, "a single word"),
         (["科0/O 技1/B-X"], "Remove the digits"),
+        (["北京/B-X 很/O 大/O"] * 2 + ["a/O"], "2 sentences have words of a script without blanks"),
+        (["ฉัน/O ไป/O กรุงเทพ/B-X"], "without blanks"),
         (["a/a b/b c/c d/d e/e f/f g/g h/h i/i j/j"], "the words themselves"),
     ],
 )
 def test_what_looks_like_something_else_is_told(rows, said_of_it):
     assert any(said_of_it in warning for warning in said(made(*rows))["warning"])
+
+
+@pytest.mark.parametrize("rows", [["北/B-X 京/I-X"], ["a/O"] * 2 + ["北京/B-X"]])
+def test_words_that_texts_are_cut_into_are_not_told(rows):
+    assert not any("script" in warning for warning in said(made(*rows))["warning"])
+    words, task = made("北京/B-X 很/O 大/O"), TaggingTask(splitter="whitespace")
+    assert "script" not in str(task.check(words, []))
+    spans = [replace(example, text="北京很大", starts=(0, 2, 3)) for example in words]
+    assert "script" not in str(TaggingTask().check(spans, []))
 
 
 def test_tags_that_hardly_recur_are_told():

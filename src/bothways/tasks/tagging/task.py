@@ -56,7 +56,7 @@ from bothways.tasks.tagging.examples import (
 from bothways.tasks.tagging.running_text import Splitter, choose_splitter
 from bothways.tasks.text_task import LABELS, PAIRS, TEXTS, owners, windows
 from bothways.text.template import assemble
-from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer import Tokenizer, is_spaceless
 
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
@@ -234,7 +234,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return (example.whole,)
 
     def check(self, train: Many[TagExample], dev: Many[TagExample]) -> list[Finding]:
-        findings = _check_rows([*train, *dev])
+        findings = _check_rows([*train, *dev], self.splitter)
         for name, examples in (("training", train), ("dev", dev)):
             if any(example.tags for example in examples):
                 findings += _check_table(examples, name)
@@ -424,7 +424,7 @@ _INLINE = re.compile(r"\S+[/|_](O|[BIES]-\S+)|\[[^\]]+\]\(\w+\)")
 _FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
 
 
-def _check_rows(examples: Many[TagExample]) -> list[Finding]:
+def _check_rows(examples: Many[TagExample], splitter: Splitter) -> list[Finding]:
     several = [e for e in examples if len(e.words) > 1]
     lone = [e.where for e in examples if len(e.words) == 1]
     positions = [e.where for e in examples if all(map(_POSITION.fullmatch, e.words))]
@@ -433,6 +433,12 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         for e in several
         if any([*e.words] == [str(n + start) for n in range(len(e.words))] for start in (0, 1))
     ]
+    segmented = [  # 北京, not 北 and 京
+        e.where
+        for e in examples
+        if e.text is None and any(len(word) > 1 and is_spaceless(word) for word in e.words)
+    ]
+    blanks = setting("task.splitter", "whitespace")
     white = [_at(e, n) for e in examples for n, word in enumerate(e.words) if not word.strip()]
     limits = {  # what a few sentences may be, but not most of them
         "sentence(s) has|have a single word": (
@@ -444,6 +450,10 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         "sentence(s) has|have the numbers of their words as words": (
             counts, 2 * len(counts) >= len(several), "Name the column of words.",
         ),
+        "sentence(s) has|have words of a script without blanks, into which no text is cut": (
+            segmented, splitter == "auto" and 2 * len(segmented) > len(examples),
+            f"To predict, give words, or write blanks between them and set {blanks}.",
+        ),
     }  # fmt: skip
     findings = list[Finding]()
     for fault, (locations, are_most, fix) in limits.items():
@@ -453,7 +463,11 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
     findings += text_checks.check_rows(examples, empty, lambda e: not e.words, "Remove them.")
     fix = "Tag all of their words or remove them."
     findings += text_checks.check_rows(
-        examples, bare, lambda e: e.tags is None or not all(e.tags), fix, check="labels"
+        examples,
+        bare,
+        lambda e: e.tags is None or not {"", "-100"}.isdisjoint(e.tags),
+        fix,
+        check="labels",
     )
     fault = "word(s) is|are empty or white space, and read as unknown"
     return findings + text_checks.report_rows("rows", white, fault, severity="warning")
