@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from bothways.core.errors import DataError
@@ -124,6 +125,20 @@ def test_answers_in_arrays_as_pandas_reads_parquet():
     for answers in ({"text": texts, "answer_start": starts}, np.array([ANSWER], dtype=object)):
         question = QuestionAnsweringTask().example({**row, "answers": answers})
         assert question.answers == (("cat", 4),)
+
+
+@pytest.mark.parametrize("answers", [{"text": ["cat"], "answer_start": [4]}, [ANSWER], ["cat"]])
+def test_answers_in_a_cell_are_json(tmp_path, answers):
+    """A cell as Python prints it was one answer, which no prediction equals."""
+    frame = pandas.DataFrame(
+        [{"question": "Who?", "context": CONTEXT, "answers": json.dumps(answers)}]
+    )
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    (question,) = TASK.read(str(tmp_path / "a.csv")).examples
+    assert [text for text, _ in question.answers] == ["cat"]
+    frame.assign(answers=str(answers)).to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(DataError, match=r"a\.csv:2: answers of an unknown form: "):
+        list(TASK.read(str(tmp_path / "a.csv")).examples)
 
 
 def test_questions_alone(tmp_path):

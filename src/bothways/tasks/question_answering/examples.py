@@ -21,7 +21,9 @@ All values are shares from 0 to 1.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import math
 import re
 import string
@@ -187,14 +189,21 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
     return Question(key, question, context, answers or (), impossible, where)
 
 
+_PRINTED = re.compile(r"\s*[\[{][\s{]*['\"]")
+"""The begin of a list or dict as text, in JSON or as Python prints it."""
+
+
 def _answers(value: Any, location: str) -> Answers | None:
     """Return answers in any of their forms; None if they are unknown. Blank answers are dropped."""
     if isinstance(value, Mapping):  # of arrays, as pandas reads Parquet
         value = {name: plain_value(item) for name, item in value.items()}
+    if is_printed := isinstance(value, str) and _PRINTED.match(value) is not None:  # in .csv files
+        with contextlib.suppress(ValueError, RecursionError):
+            value, is_printed = json.loads(value), False
     match plain_value(value):
         case None | "":
             return None
-        case str(text):
+        case str(text) if not is_printed:
             pairs: list[tuple[Any, Any]] = [(text, ANYWHERE)]
         case {"text": list(texts), "answer_start": list(starts)} if len(texts) == len(starts):
             pairs = list(zip(texts, starts, strict=True))
