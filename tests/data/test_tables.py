@@ -325,6 +325,16 @@ def test_parquet_of_a_repeated_cell_takes_little_memory(tmp_path):
     tracemalloc.stop()
 
 
+@pytest.mark.parametrize(
+    ("value", "is_told"),
+    [('"a ""good"" film"', True), ('""""', True), ('a "good" film', False), ('"a good film"', False), ('"" wow ""', False)],
+)  # fmt: skip
+def test_quotes_of_csv_in_a_tsv_are_told(tmp_path, caplog, value, is_told):
+    (tmp_path / "a.tsv").write_text(f"text\tlabel\na film\t0\n{value}\t1\n")
+    assert [*open_table(str(tmp_path / "a.tsv")).rows][1].values["text"] == value
+    assert ("a.tsv:3: holds a value in quotes" in caplog.text) == is_told
+
+
 def test_a_value_of_several_lines_is_no_row_of_tsv(tmp_path):
     """As pandas writes one; the halves of it would be predicted as two texts."""
     import pandas

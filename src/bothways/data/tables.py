@@ -25,6 +25,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import re
 import threading
 from collections import UserDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence as Many
@@ -252,6 +253,8 @@ def _text_rows(location: str, lines: Lines) -> Iterator[TableRow]:
 
 
 _CSV_LIMIT = threading.Lock()
+_QUOTED = re.compile(r'"[^"]*(?:""[^"]*)+"')
+"""A value that CSV's rules have quoted, since it has quotes, which they double."""
 _LINE_ENDS = "Write line ends as \\n or \\r\\n, such as: tr '\\r' '\\n'."
 
 
@@ -307,6 +310,10 @@ def _delimited(location: str, records: Records, columns: Many[str]) -> Table:
     records = _without_blanks(records, len(names))
     sample = list(itertools.islice(records, SAMPLE))
     records = itertools.chain(sample, records)
+    quoted = (number for number, values in sample if any(map(_QUOTED.fullmatch, values)))
+    if text_io.suffix_of(location) == ".tsv" and (number := next(quoted, None)) is not None:
+        message = "holds a value in quotes, which are read as characters; in a .csv they are not"
+        logger.warning("%s:%s: %s", location, number, message)
     header = is_header(names, [values for _, values in sample], columns)
     if not header:
         names, records = list(map(str, range(len(names)))), itertools.chain([first_record], records)
