@@ -122,6 +122,25 @@ def test_entities_say_where_they_stand(tokenizer):
     assert entity.score == pytest.approx(np.mean([math.exp(z) / (math.exp(z) + 4) for z in (1, 3)]))
 
 
+@pytest.mark.parametrize(
+    ("labels", "entities"),
+    [
+        (("O", "LOC", "PER"), [("PER", "Anna Berg"), ("LOC", "Oslo")]),
+        (("O", "LOC-B", "PER-B"), [("PER", "Anna"), ("PER", "Berg"), ("LOC", "Oslo")]),
+        (("O", "I_LOC", "I_PER"), [("PER", "Anna Berg"), ("LOC", "Oslo")]),
+    ],
+)
+def test_labels_in_another_spelling_next_to_o_have_entities(tokenizer, labels, entities):
+    """As of models of other programs, whose pipelines give entities, too."""
+    task = make_task(tokenizer, labels)
+    logits = np.eye(3, dtype=np.float32)[[2, 2, 0, 1]]
+    sentence = TagExample(("Anna", "Berg", "in", "Oslo"))
+    prediction = task.decode(sentence, EncodedExample((), 0, 0), [logits])
+    assert [(entity.type, entity.text) for entity in prediction.entities or ()] == entities
+    task = bind_small(TaggingTask(scheme="plain"), tokenizer, labels, dropout=0.1, spread=0.5)
+    assert task.decode(sentence, EncodedExample((), 0, 0), [logits]).entities is None
+
+
 def test_words_are_tokenized_as_they_stand_in_a_text():
     """A tokenizer of bytes writes a word behind a blank otherwise than one at the beginning, which hardly any word is."""
     tokenizer = train_vocabulary(["the rain in the film", "film and rain"], ByteBPE(270))

@@ -406,7 +406,7 @@ class TagPrediction(Prediction):
         words: the words of the sentence.
         tags: the most probable tag of each word.
         probabilities: the probability of every label for each word `(words, labels)`.
-        entities: the entities that the tags spell; None for plain tags.
+        entities: the entities that the tags spell; None for plain tags without O.
         text: the text whose characters the entities count; None for the words joined by blanks.
     """
 

@@ -97,9 +97,14 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
         probabilities = base.softmax(logits)
         tags = tuple(self.labels[position] for position in logits.argmax(1))
         entities, text, spans = None, example.whole, example.spans
-        if self.task.spells(self.labels):
+        if self.task.spells(self.labels) or (
+            self.task.scheme != "plain" and schemes.OUTSIDE in self.labels
+        ):
+            # Other programs have labels such as PER and B_PER: equal neighbours are one entity.
+            spelled = (_likely_tag(tag) for tag in tags)
+            marks = [tag if schemes.spells_entities([tag]) else f"I-{tag}" for tag in spelled]
             scores, listed = probabilities.max(1), list[Entity]()
-            for kind, begin, end in schemes.chunks(tags):
+            for kind, begin, end in schemes.chunks(marks):
                 first, last = spans[begin][0], spans[end - 1][1]
                 score = float(scores[begin:end].mean())
                 listed.append(Entity(kind, text[first:last], first, last, score))
