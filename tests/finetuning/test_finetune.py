@@ -278,12 +278,15 @@ def test_the_head_of_a_folder_with_the_labels_of_the_data_is_trained_further(fil
 
     for name, names in (
         ("other", {"labels": ("no", "yes")}),
+        ("unnamed", {}),
         ("flags", {"labels": own, "problem": "multi_label_classification"}),
     ):
         saved(tmp_path / name, PoolerHead(), LabelHead(2), **names)
         ready = prepared(files, tmp_path / name)
         assert (ready.fresh, ready.task_model.labels) == (("labels",), ("neg", "pos"))
-        assert "a new one starts at random: " in "".join(remarks(ready))
+        said = "".join(remarks(ready))
+        assert "a new one starts at random: " in said
+        assert ("id2label" in said) == (name == "unnamed")
 
 
 def test_a_head_for_one_label_is_not_trained_further_for_another(tmp_path):

@@ -11,6 +11,7 @@ from bothways.core.batch import ChoiceTargets, SpanTargets, TokenTargets, pack
 from bothways.core.errors import DataError
 from bothways.core.source import Sequence
 from bothways.prediction.engine import evaluate_task, predict
+from bothways.tasks.base import unknown_label
 from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.tagging.examples import TagExample
@@ -121,6 +122,13 @@ def test_examples_without_an_answer_cannot_be_scored(name, tokenizer):
         evaluate_task(task, [TOY_TASKS[name].bare])
     with pytest.raises(DataError, match=r"there is no .* to score"):
         evaluate_task(task, [])
+
+
+def test_labels_that_stand_for_names_are_to_be_named():
+    """As of a model that transformers saved; its data has other labels, such as 0 and 1."""
+    for labels, is_unnamed in ((("LABEL_0", "LABEL_1"), True), (("LABEL_0", "b"), False)):
+        error = unknown_label("label '0'", "0", labels, "f:3")
+        assert ("id2label" in (error.fix or "")) == is_unnamed
 
 
 @pytest.mark.parametrize(("name", "example", "message"), [

@@ -51,7 +51,7 @@ from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.prediction.predictor import FolderRecord, open_task_model
 from bothways.prediction.session_model import open_static
-from bothways.tasks.base import TaskModel, examples_fingerprint
+from bothways.tasks.base import TaskModel, examples_fingerprint, naming_advice
 from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.sentence_embedding.task import (
     Embedder,
@@ -242,7 +242,7 @@ def _head_to_keep(
     try:
         folder_labels = open_task_model(folder, task.name, device="cpu").labels
     except FolderError as error:
-        reason = error.what
+        reason, fix = error.what, None
     else:
         # A task that names its output itself reads a score, whatever its name.
         is_score = len(folder_labels) == 1 and labels == task.labels(())
@@ -253,8 +253,9 @@ def _head_to_keep(
             message += f"; {setting('fresh', 'head')} starts it at random"
             return True, labels if is_score else folder_labels, [Finding("heads", "note", message)]
         reason = f"its labels are {listed(folder_labels, 5)}, and the data has {listed(labels, 5)}"
+        fix = naming_advice(folder_labels)
     message = f"the head of the model is not used, and a new one starts at random: {reason}"
-    return False, labels, [Finding("heads", "note", message)]
+    return False, labels, [Finding("heads", "note", message, fix=fix)]
 
 
 def _as_folder(

@@ -540,8 +540,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown_label(message: str, label: str, labels: Many[str], where: str) -> DataError:
     """Return the error for a label (`message` names it) that is not one of `labels`."""
     message += f" is not among the {quantity(len(labels), 'label(s)')}"
-    fix = f"Give data with these labels: {listed(labels, 5)}."
-    return DataError(message + did_you_mean(label, labels), where=where, fix=fix)
+    fix = f"Give data with these labels: {listed(labels, 5)}. {naming_advice(labels) or ''}"
+    return DataError(message + did_you_mean(label, labels), where=where, fix=fix.strip())
+
+
+def naming_advice(labels: Many[str]) -> str | None:
+    """Return how to name the outputs of a model that was saved without names; None for others."""
+    unnamed = [f"LABEL_{number}" for number in range(len(labels))] == [*labels]
+    advice = "These stand for missing names: write those of the data as id2label in config.json."
+    return advice if unnamed else None
 
 
 def required(answer: A | None, where: str, noun: str = "label") -> A:
