@@ -640,7 +640,8 @@ def _errors(source: str) -> Iterator[None]:
 
 def _unreadable(source: str, error: Exception) -> DataError:
     fix = (
-        f"Check the name, {HUB}owner/name[@revision][:configuration][:split], and the connection. "
+        f"Check the name, {HUB}owner/name[@revision][:configuration][:split], or without a "
+        f"configuration {HUB}owner/name::split, and the connection. "
     )
     fix += "Instead of a data set with a loading script, use its Parquet copy."
     reason = (str(error).splitlines() or [type(error).__name__])[0]
