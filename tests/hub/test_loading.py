@@ -254,6 +254,18 @@ def test_a_part_that_is_missing_is_never_random_in_silence(prefix, message, tmp_
         load_model(folder)
 
 
+def test_an_adapter_within_a_model_is_to_be_merged(tmp_path):
+    """As of a base model that PEFT has changed and that is saved as if it was whole."""
+
+    def split(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name.replace("query.", "query.base_layer."): tensors[name] for name in tensors}
+
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs", split)
+    with pytest.raises(FolderError, match="does not hold the encoder") as caught:
+        load_model(folder)
+    assert "merge_and_unload" in (caught.value.fix or "")
+
+
 def test_fresh_heads_must_be_wanted(tmp_path):
     folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
     with pytest.raises(ConfigError, match=r"fresh: \['labels'\] must be among the model's heads"):
