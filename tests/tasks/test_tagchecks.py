@@ -154,6 +154,7 @@ def test_a_header_is_no_word(tmp_path, header):
         (["科0/O 技1/B-X"], "Remove the digits"),
         (["北京/B-X 很/O 大/O"] * 2 + ["a/O"], "2 sentences have words of a script without blanks"),
         (["ฉัน/O ไป/O กรุงเทพ/B-X"], "without blanks"),
+        (["a/O b/B-X " * 300], "an empty line ends a sentence"),
         (["a/a b/b c/c d/d e/e f/f g/g h/h i/i j/j"], "the words themselves"),
     ],
 )

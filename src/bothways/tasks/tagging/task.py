@@ -43,6 +43,7 @@ from bothways.tasks.metrics import TINY, Confusion, classification_metrics
 from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.tagging import schemes
 from bothways.tasks.tagging.examples import (
+    NEIGHBOURS,
     TAGS,
     WORDS,
     TagColumns,
@@ -438,6 +439,7 @@ def _check_rows(examples: Many[TagExample], splitter: Splitter) -> list[Finding]
         for e in several
         if any([*e.words] == [str(n + start) for n in range(len(e.words))] for start in (0, 1))
     ]
+    endless = [e.where for e in examples if e.text is None and len(e.words) > NEIGHBOURS]
     segmented = [  # 北京, not 北 and 京
         e.where
         for e in examples
@@ -454,6 +456,9 @@ def _check_rows(examples: Many[TagExample], splitter: Splitter) -> list[Finding]
         ),
         "sentence(s) has|have the numbers of their words as words": (
             counts, 2 * len(counts) >= len(several), "Name the column of words.",
+        ),
+        f"sentence(s) has|have more than {NEIGHBOURS} words": (
+            endless, 2 * len(endless) > len(examples), "In columns an empty line ends a sentence.",
         ),
         "sentence(s) has|have words of a script without blanks, into which no text is cut": (
             segmented, splitter == "auto" and 2 * len(segmented) > len(examples),
