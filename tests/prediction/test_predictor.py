@@ -63,6 +63,17 @@ def test_one_input_gives_one_prediction_and_several_give_a_list(predictors):
     assert pair != one
 
 
+@pytest.mark.parametrize(("stated", "length"), [(8, 8), (10**30, 32), (None, 32), (64, 32)])
+def test_a_model_of_another_program_reads_as_many_tokens_as_its_tokenizer(
+    folder, tmp_path, stated, length
+):
+    model = save_classifier(tmp_path / "model", folder)
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": stated}))
+    assert open_task_model(model).length == length
+    assert open_task_model(model, length=16).length == 16
+
+
 def test_a_pickled_predictor_opens_its_folder_again(folder):
     embed = open_task(folder, "embed", device="cpu", precision="fp32", settings={"pooling": "cls"})
     again = pickle.loads(pickle.dumps(embed))
