@@ -90,8 +90,8 @@ COMMANDS = {"cli", "lab", "serving"}
 @pytest.mark.parametrize(("spelling", "exceptions"), [
     # Python has no keyword with a dot: `setting` spells it. This one is of a word that is no setting.
     (r"[a-z_]+\.[a-z0-9_.]+=", ["training.optimizer.lr="]),
-    # `argument` spells options. Only torchrun has the first of these, and only a command the second.
-    (r"--[a-z][a-z-]*", ["--max-restarts", "--tokens"]),
+    # `argument` spells options. Only torchrun has the first two of these, and only a command the third.
+    (r"--[a-z][a-z-]*", ["--master-port", "--max-restarts", "--tokens"]),
 ])  # fmt: skip
 def test_advice_of_the_library_spells_no_parameter_by_hand(spelling, exceptions):
     advice = re.compile(rf"""fix\s*\+?=\s*\(?\s*f?["'][^"']*?({spelling})""")
