@@ -227,6 +227,17 @@ def test_a_folder_that_datasets_saved_is_read_as_a_data_set(tmp_path, caplog):
     assert [text.startswith(f"{file}: its classes are") for text in caplog.messages] == [True]
 
 
+def test_a_split_that_is_not_named_is_said_where_there_are_others(tmp_path, caplog):
+    import datasets
+
+    for name, texts in (("train", ["a"]), ("test", ["b"])):
+        datasets.Dataset.from_dict({"text": texts}).to_parquet(tmp_path / f"{name}.parquet")
+    assert values(open_table(f"hub:{tmp_path}::test")) == [{"text": "b"}]
+    assert not caplog.messages
+    assert values(open_table(f"hub:{tmp_path}")) == [{"text": "a"}]
+    assert caplog.messages == [f"hub:{tmp_path}: reads the split train; it has test, too"]
+
+
 @pytest.mark.parametrize(("name", "content", "where", "message"), [
     ("none.csv", None, "", "no such file\n  Check the name. Supported are"),
     (".", None, "", "is a folder\n  Name a file in it"),

@@ -584,6 +584,10 @@ class HubData:
         repository, revision, config, self._split = parse_hub_name(source)
         with _errors(source):
             self._builder = load_dataset_builder(repository, config, revision=revision)
+        others = [name for name in self._builder.config.data_files or () if name != self._split]
+        if others and source.removeprefix(HUB).count(":") < 2:
+            message = f"reads the split {self._split}; it has {', '.join(map(str, others))}, too"
+            logger.warning("%s: %s", source, message)
 
     @property
     def version(self) -> str:
