@@ -68,10 +68,10 @@ def test_the_time_of_a_card_is_operations_over_its_rate():
 
 @pytest.mark.parametrize(
     ("shape", "tokens", "length", "gibibytes"),
-    [("base", 32_768, 512, 13.3), ("base", 2048, 128, 2.3), ("large", 16_384, 512, 19.4)],
+    [("base", 32_768, 512, 12.86), ("base", 2048, 128, 2.28), ("large", 16_384, 512, 19.14)],
 )
-def test_the_memory_of_a_step_is_near_what_an_h200_held(shape, tokens, length, gibibytes):
-    """docs/log.md, 2026-11-29: masked LM with pairs in bf16, as `bench` measures it, one microbatch."""
+def test_the_memory_of_a_step_is_near_that_of_the_benchmark(shape, tokens, length, gibibytes):
+    """docs/log.md, 2026-12-01: masked LM with pairs in bf16, one microbatch; before cross-entropy kept less, an H200 held 13.3, 2.3 and 19.4."""
     run = dataclasses.replace(
         settings(f"bert-{shape}"), microbatch_tokens=tokens, phases=(PretrainPhase(length),),
         objective=MaskedLMNextSentence(),
@@ -83,17 +83,17 @@ def test_the_memory_of_a_step_is_near_what_an_h200_held(shape, tokens, length, g
 @pytest.mark.parametrize(
     ("name", "length", "tokens", "training", "gibibytes"),
     [
-        ("bert-tiny", 128, 65_536, {}, 4.39), ("bert-base", 128, 16_384, {}, 8.11),
-        ("bert-base", 128, 16_384, {"precision": "fp32"}, 14.55),
-        ("bert-base", 512, 16_384, {"recompute": True}, 3.91),
-        ("deberta-v3-base", 512, 8192, {}, 7.68),
-        ("deberta-v3-base", 512, 8192, {"precision": "fp32"}, 12.09),
-        ("modernbert-base", 1024, 16_384, {}, 11.32),
-        ("modernbert-base", 1024, 16_384, {"precision": "fp32"}, 22.41),
-        ("longformer-base-4096", 2048, 16_384, {}, 8.18),
-        ("longformer-base-4096", 2048, 16_384, {"precision": "fp32"}, 23.32),
-        ("bigbird-roberta-base", 2048, 16_384, {}, 13.60),
-        ("bigbird-roberta-base", 512, 16_384, {}, 9.22),
+        ("bert-tiny", 128, 65_536, {}, 3.95), ("bert-base", 128, 16_384, {}, 7.56),
+        ("bert-base", 128, 16_384, {"precision": "fp32"}, 14.30),
+        ("bert-base", 512, 16_384, {"recompute": True}, 3.41),
+        ("deberta-v3-base", 512, 8192, {}, 7.31),
+        ("deberta-v3-base", 512, 8192, {"precision": "fp32"}, 11.96),
+        ("modernbert-base", 1024, 16_384, {}, 10.83),
+        ("modernbert-base", 1024, 16_384, {"precision": "fp32"}, 22.16),
+        ("longformer-base-4096", 2048, 16_384, {}, 7.63),
+        ("longformer-base-4096", 2048, 16_384, {"precision": "fp32"}, 23.07),
+        ("bigbird-roberta-base", 2048, 16_384, {}, 13.10),
+        ("bigbird-roberta-base", 512, 16_384, {}, 8.72),
     ],
 )  # fmt: skip
 def test_the_memory_of_a_step_is_near_what_the_allocator_counts(

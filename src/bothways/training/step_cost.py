@@ -360,17 +360,16 @@ class MemoryDemand:
         ]
         # The peak is at the end of the forward pass, or within that of a frozen model before it.
         tokens, of_losses = max(self.microbatch, self.length), losses.per_token
-        size = _size(training.precision, device)
-        passes = stored + size * of_losses, *passing
+        value_size = _size(training.precision, device)
+        passes = stored + value_size * of_losses, *passing
         per_token = losses.read + max(passes)
         weights, gradients, moments = (size / shards for size in self._state)
         activations = FLOAT * (per_token * tokens + losses.fixed)
         if device.type != "cpu":
-            # Three arrays in fp32 of some rows of the predictions, in cross-entropy.
-            chunk = min(TUNING.loss_chunk_elements_cuda, tokens * of_losses / 2)
-            activations += FLOAT * 3 * chunk
-            if size < 1:  # autocast keeps the weights in bf16, too
-                activations += size * gradients
+            # In cross-entropy some rows of the predictions in fp32.
+            activations += FLOAT * min(TUNING.loss_chunk_elements_cuda, tokens * of_losses / 2)
+            if value_size < 1:  # autocast keeps the weights in bf16, too
+                activations += value_size * gradients
         frozen_bytes, gathered = FLOAT * self.frozen_counts.parameters / shards, 0.0
         if shards > 1:
             # GATHERED blocks, and all that is outside of blocks; of a frozen model no gradients.

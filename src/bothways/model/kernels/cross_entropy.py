@@ -102,7 +102,7 @@ class _ChunkedLoss(torch.autograd.Function):
             counted = label != IGNORED
             label = label.masked_fill(~counted, 0)  # any class: its loss is multiplied by 0
             largest, best = z.max(1, keepdim=True)
-            shifted = z.sub(largest)
+            shifted = z.sub(largest) if z.dtype is logits.dtype else z.sub_(largest)  # a copy
             targets = shifted.gather(1, label)
             sums = shifted.exp_().sum(1, keepdim=True)
             total += ((sums.log() - targets) * counted).sum()
@@ -111,6 +111,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 # softmax = exp(shifted) / sums; then −1 at the label.
                 shifted.mul_(counted / sums).scatter_add_(1, label, -counted.to(exact))
                 grad_logits[rows] = shifted
+            del z, shifted  # before the next rows take as much
         ctx.mark_non_differentiable(hits)
         ctx.save_for_backward(grad_logits)
         return total, hits
@@ -124,7 +125,7 @@ class _ChunkedLoss(torch.autograd.Function):
             return grad_logits * grad_total, None
         result = torch.empty_like(grad_logits)
         for rows in row_chunks(grad_logits):
-            result[rows] = grad_logits[rows].to(grad_total.dtype) * grad_total
+            result[rows] = grad_logits[rows].to(grad_total.dtype).mul_(grad_total)  # of a copy
         return result, None
 
 
