@@ -128,6 +128,9 @@ def test_entities_say_where_they_stand(tokenizer):
         (("O", "LOC", "PER"), [("PER", "Anna Berg"), ("LOC", "Oslo")]),
         (("O", "LOC-B", "PER-B"), [("PER", "Anna"), ("PER", "Berg"), ("LOC", "Oslo")]),
         (("O", "I_LOC", "I_PER"), [("PER", "Anna Berg"), ("LOC", "Oslo")]),
+        (("O", "B-LOC", "X"), [("X", "Anna Berg"), ("LOC", "Oslo")]),
+        (("O", "S", "VERB"), [("VERB", "Anna Berg"), ("S", "Oslo")]),
+        (("O", "DOSE", "VITAMIN-E"), [("VITAMIN-E", "Anna Berg"), ("DOSE", "Oslo")]),
     ],
 )
 def test_labels_in_another_spelling_next_to_o_have_entities(tokenizer, labels, entities):

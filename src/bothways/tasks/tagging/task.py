@@ -16,6 +16,7 @@ blanks in the words, a first line of names, and tags that hardly recur.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter
@@ -101,9 +102,8 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
         if self.task.spells(self.labels) or (
             self.task.scheme != "plain" and schemes.OUTSIDE in self.labels
         ):
-            # Other programs have labels such as PER and B_PER: equal neighbours are one entity.
-            spelled = (_likely_tag(tag) for tag in tags)
-            marks = [tag if schemes.spells_entities([tag]) else f"I-{tag}" for tag in spelled]
+            meant = dict(zip(self.labels, _meant_tags(self.labels), strict=True))
+            marks = [meant[tag] for tag in tags]
             scores, listed = probabilities.max(1), list[Entity]()
             for kind, begin, end in schemes.chunks(marks):
                 first, last = spans[begin][0], spans[end - 1][1]
@@ -423,6 +423,7 @@ _SPELLINGS = (
     re.compile(r"(?P<prefix>[BIESLUMbieslum])[-_:.+/](?P<type>.+)"),
     re.compile(r"(?P<type>.+)[-_:.+/](?P<prefix>[BIESLUM])"),
 )
+_PREFIXED = re.compile(r"[BIESLUM][-_].")
 _POSITION = re.compile(r"[\u3400-\u9fff\uff00-\uffef\u3000-\u30ff]\d|[!-~]\d")
 _BRACKETS = re.compile(r"\([^()]+\*|\*\)")
 _INLINE = re.compile(r"\S+[/|_](O|[BIES]-\S+)|\[[^\]]+\]\(\w+\)")
@@ -599,6 +600,23 @@ def _likely_tag(tag: str) -> str:
         if match := pattern.fullmatch(tag):
             return f"{match['prefix'].upper()}-{match['type']}"
     return tag
+
+
+@functools.lru_cache(maxsize=256)
+def _meant_tags(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return tags of entities for labels, of which other programs have such as PER and B_PER.
+
+    Labels that spell none as a whole are types, but O and those like B-PER: equal neighbours are
+    one entity. S and VITAMIN-E are a type next to others, not a prefix with a type.
+    """
+    likely = tuple(map(_likely_tag, labels))
+    if schemes.spells_entities(likely):
+        return likely
+    pairs = zip(labels, likely, strict=True)
+    return tuple(
+        tag if tag == schemes.OUTSIDE or _PREFIXED.match(label) else f"I-{label}"
+        for label, tag in pairs
+    )
 
 
 def _at(example: TagExample, position: int) -> str:
