@@ -141,6 +141,12 @@ def test_answers_in_a_cell_are_json(tmp_path, answers):
         list(TASK.read(str(tmp_path / "a.csv")).examples)
 
 
+def test_an_empty_list_in_a_cell_is_no_answer(tmp_path):
+    (tmp_path / "a.csv").write_text(f'question,context,answers\nWho?,"{CONTEXT}",[]\n')
+    (question,) = TASK.read(str(tmp_path / "a.csv")).examples
+    assert (question.answers, question.impossible) == ((), True)
+
+
 def test_questions_alone(tmp_path):
     file = tmp_path / "new.jsonl"
     file.write_text(json.dumps({"question": "Who?", "context": None}) + "\n")

@@ -189,8 +189,8 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
     return Question(key, question, context, answers or (), impossible, where)
 
 
-_PRINTED = re.compile(r"\s*[\[{][\s{]*['\"]")
-"""The begin of a list or dict as text, in JSON or as Python prints it."""
+_PRINTED = re.compile(r"\s*(?:[\[{][\s{]*['\"]|\[\s*\]\s*$)")
+"""The begin of a list or dict as text, in JSON or as Python prints it, or an empty list."""
 
 
 def _answers(value: Any, location: str) -> Answers | None:
