@@ -162,6 +162,11 @@ def test_no_cosine_is_above_one(embed):
     assert np.diag(embed.similarity(vectors, vectors)) == pytest.approx(1)
     assert embed.similarity(vectors, vectors).max() <= 1
     assert embed.similarity_pairwise(vectors, vectors).max() <= 1
+    many = np.ones((1000, 2), dtype=np.float32)
+    tracemalloc.start()
+    assert embed.similarity(many, many).shape == (1000, 1000)
+    assert tracemalloc.get_traced_memory()[1] < 6e6  # 4e6 for the cosines, which have no copy
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("prompts", [

@@ -524,7 +524,7 @@ class Predictor:
         else:
             result = a @ b.T
         # A cosine may be rounded above 1: its distance would be negative, its angle no number.
-        return result.clip(-1, 1) if self.similarity_name == "cosine" else result
+        return result.clip(-1, 1, out=result) if self.similarity_name == "cosine" else result
 
     def similarity_pairwise(self, first: Any, second: Any) -> Float32[np.ndarray, " pairs"]:
         """Return the similarity of pairs: the first with the first, the second with the second …
