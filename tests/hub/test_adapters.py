@@ -26,6 +26,7 @@ from bothways.model.config import EncoderConfig, Gated
 from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.text.tokenizer import Tokenizer
 from commands import run_line
 from drawn_settings import draw_settings
 from model_folders import change_settings
@@ -183,6 +184,15 @@ def test_encoder_with_the_tokenizer_of_its_base(tmp_path, monkeypatch):
     with pytest.raises(FolderError, match="has no config") as caught:
         load_model(tmp_path / "adapter")
     assert caught.value.where == Path("../base")
+
+
+def test_texts_are_cut_at_the_length_of_the_tokenizer_that_is_read(tmp_path):
+    base, folder = make_folder(tmp_path / "base"), tmp_path / "adapter"
+    make_adapter(base, folder, "AutoModel", target_modules=["query"])
+    Tokenizer.load(base).save(base, positions=16)
+    assert bothways.load(folder, "embed").task_model.length == 16
+    Tokenizer.load(base).save(folder, positions=8)
+    assert bothways.load(folder, "embed").task_model.length == 8
 
 
 @pytest.fixture

@@ -847,7 +847,8 @@ def _bind(
             loaded.model.heads[sentence_transformers.PROJECTION] = projection
     # Other programs cut texts to the length of the tokenizer.
     positions = loaded.model.config.max_positions
-    limit: Any = object_in(loaded.folder / "tokenizer_config.json").get("model_max_length")
+    folder = loaded.tokenizer_folder or loaded.folder
+    limit: Any = object_in(folder / "tokenizer_config.json").get("model_max_length")
     limit = min(limit, positions) if isinstance(limit, int) and limit > 0 else positions
     lengths = (length, recorded_length, limit)
     max_length = next(value for value in lengths if value is not None)
