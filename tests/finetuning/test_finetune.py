@@ -276,12 +276,13 @@ def test_the_head_of_a_folder_with_the_labels_of_the_data_is_trained_further(fil
     assert (fresh.fresh, fresh.task_model.labels) == (("labels",), ("neg", "pos"))
     assert not equal(fresh.task_model.model.heads["labels"], model.heads["labels"])
 
-    for name, names in (
-        ("other", {"labels": ("no", "yes")}),
-        ("unnamed", {}),
-        ("flags", {"labels": own, "problem": "multi_label_classification"}),
+    for name, count, names in (
+        ("other", 2, {"labels": ("no", "yes")}),
+        ("unnamed", 2, {}),
+        ("more", 3, {}),  # outputs than the data has names
+        ("flags", 2, {"labels": own, "problem": "multi_label_classification"}),
     ):
-        saved(tmp_path / name, PoolerHead(), LabelHead(2), **names)
+        saved(tmp_path / name, PoolerHead(), LabelHead(count), **names)
         ready = prepared(files, tmp_path / name)
         assert (ready.fresh, ready.task_model.labels) == (("labels",), ("neg", "pos"))
         said = "".join(remarks(ready))

@@ -253,7 +253,7 @@ def _head_to_keep(
             message += f"; {setting('fresh', 'head')} starts it at random"
             return True, labels if is_score else folder_labels, [Finding("heads", "note", message)]
         reason = f"its labels are {listed(folder_labels, 5)}, and the data has {listed(labels, 5)}"
-        fix = naming_advice(folder_labels)
+        fix = naming_advice(folder_labels) if len(folder_labels) == len(labels) else None
     message = f"the head of the model is not used, and a new one starts at random: {reason}"
     return False, labels, [Finding("heads", "note", message, fix=fix)]
 
