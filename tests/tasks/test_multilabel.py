@@ -131,6 +131,13 @@ def test_vectors_of_numbers_are_no_labels(tmp_path, printed):
         list(MultilabelTask().read(str(tmp_path / "a.csv")).examples)
 
 
+def test_0_and_1_are_separated_as_other_labels(tmp_path):
+    (tmp_path / "a.csv").write_text("text,labels\na,0|3\nb,0|1\n")
+    for separator, labels in ((",", [("0|3",), ("0|1",)]), ("|", [("0", "3"), ("0", "1")])):
+        examples = MultilabelTask(separator=separator).read(str(tmp_path / "a.csv")).examples
+        assert [example.labels for example in examples] == labels
+
+
 def test_files_of_every_kind(tmp_path):
     (tmp_path / "a.tsv").write_text("text\ttext_b\tlabels\nape\tbee\tred;blue\ncat\tdog\t\n")
     reading = MultilabelTask(separator=";").read(str(tmp_path / "a.tsv"))

@@ -328,7 +328,7 @@ def parse_labels(value: Any, separator: str, column: str, location: str) -> tupl
             except (ValueError, RecursionError):
                 message = f"{fault} list that is not JSON"
                 raise DataError(message, where=location, fix=_FIX) from None
-        elif re.fullmatch(r"[01](?:[\s,;|]+[01])*", text):
+        elif re.fullmatch(r"[01](?:[\s,;|]+[01]){2,}", text):  # a vector, with any separator
             value = re.findall("[01]", text)
         else:
             value = value.split(separator)
