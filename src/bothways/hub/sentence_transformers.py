@@ -196,11 +196,8 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         message = "lower-cases texts before they are tokenized"
         fix = "Let the tokenizer do it, and set do_lower_case to false."
         raise FolderError(message, where=transformer_file, fix=fix)
-    length: Any = _read_count(transformer, "max_seq_length", transformer_file)
-    if length is None:
-        length = object_in(folder / "tokenizer_config.json").get("model_max_length")
-    # A longer one cannot be computed: there are no positions for it.
-    length = min(positions, length) if isinstance(length, int) and length > 0 else positions
+    length = _read_count(transformer, "max_seq_length", transformer_file)
+    length = read_length(folder, positions) if length is None else min(positions, length)
     chain = _read_modules(root / MODULES)
     kinds = [kind for kind, _ in chain]
     has_modules = f"its modules are {', '.join(kinds)[:200] or 'none'}"
@@ -263,6 +260,14 @@ def _check_transformer(settings: Mapping[str, Any], file: Path, task: str) -> No
         names = values if isinstance(values, dict) else () if values is None else ("",)
         unsupported += [f"{key}.{name}".rstrip(".") for name in names if name not in _NEUTRAL]
     _require_supported(unsupported, file, "Remove those that the model does not need.")
+
+
+def read_length(folder: Path, positions: int) -> int:
+    """Return the tokens to which other programs cut texts: the tokenizer's, if there are as many
+    positions.
+    """
+    length = object_in(folder / "tokenizer_config.json").get("model_max_length")
+    return min(length, positions) if type(length) is int and length > 0 else positions
 
 
 def _check_similarity(program: Mapping[str, Any], file: Path) -> None:

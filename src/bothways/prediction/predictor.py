@@ -43,7 +43,7 @@ from bothways.hub import sentence_transformers
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.provenance import digest_of_model
-from bothways.hub.resolve import PROGRAM, object_in, resolve_run
+from bothways.hub.resolve import PROGRAM, resolve_run
 from bothways.hub.static_embedding import StaticEncoder
 from bothways.prediction import PredictPrecision, Runtime, engine
 from bothways.prediction.prepared_model import PreparedModel
@@ -845,12 +845,8 @@ def _bind(
         projection = sentence_transformers.read_projection(loaded.folder)
         if projection is not None:
             loaded.model.heads[sentence_transformers.PROJECTION] = projection
-    # Other programs cut texts to the length of the tokenizer.
-    positions = loaded.model.config.max_positions
-    folder = loaded.tokenizer_folder or loaded.folder
-    limit: Any = object_in(folder / "tokenizer_config.json").get("model_max_length")
-    limit = min(limit, positions) if isinstance(limit, int) and limit > 0 else positions
-    lengths = (length, recorded_length, limit)
+    folder, positions = loaded.tokenizer_folder or loaded.folder, loaded.model.config.max_positions
+    lengths = (length, recorded_length, sentence_transformers.read_length(folder, positions))
     max_length = next(value for value in lengths if value is not None)
     tokenizer = loaded.tokenizer
     report_findings(check_model(loaded.model.config, tokenizer, max_length))
