@@ -251,6 +251,24 @@ def test_word_behind_added_tokens_of_unigram_is_found_everywhere(tmp_path):
     assert ids.count(old.size) == 3
 
 
+@pytest.mark.parametrize("kind", [WordPiece(60), Unigram(60)], ids=lambda k: type(k).__name__)
+def test_a_word_that_an_added_token_is_normalised_to_is_known(kind, tmp_path):
+    """As an entry of its own, it would leave a folder that cannot be opened."""
+    train_vocabulary(CORPUS * 5, kind).save(tmp_path / "old")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "old")
+    theirs.add_tokens(["Zebra", "nightbarn"])
+    theirs.save_pretrained(tmp_path / "old")
+    old = Tokenizer.load(tmp_path / "old")
+    with pytest.raises(TokenizerError, match="already has every word: 'zebra', 'nightbarn'"):
+        change_vocabulary(old, words_in(tmp_path / "words.txt", "zebra", "nightbarn"))
+    change = change_vocabulary(old, words_in(tmp_path / "words.txt", "zebra", "barndog"))
+    change.new.save(tmp_path / "new")
+    new = Tokenizer.load(tmp_path / "new")
+    assert new.size == old.size + 1
+    ids = new.encode(["zebra Zebra barndog"])[0].tolist()
+    assert (ids.count(old.size - 2), ids.count(old.size)) == (2, 1)
+
+
 def test_electra_and_its_generator_stay_tied(tmp_path, capsys):
     torch.manual_seed(2)
     tokenizer = train_vocabulary(CORPUS * 5, WordPiece(60))

@@ -338,11 +338,17 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
     """Return words as entries of the vocabulary, without those that it has."""
     tokens, several, symbols = dict[str, None](), list[str](), list[str]()
     backend = tokenizer.backend
+    normalize = str if backend.normalizer is None else backend.normalizer.normalize_str
+    # Added tokens are found by normalised texts: a word zebra is Zebra in an uncased vocabulary.
+    known = {
+        normalize(token.content) if token.normalized else token.content
+        for token in backend.get_added_tokens_decoder().values()
+    }
     for word in words:
         if tokenizer.kind == "BPE":
             pieces = word.split()
         else:
-            plain = word if backend.normalizer is None else backend.normalizer.normalize_str(word)
+            plain = normalize(word)
             cut = backend.pre_tokenizer
             pieces = [plain] if cut is None else [piece for piece, _ in cut.pre_tokenize_str(plain)]
             if tokenizer.kind == "Unigram" and is_spaceless(word):
@@ -350,7 +356,7 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
         if len(pieces) != 1:
             several.append(word)
         elif tokenizer.kind != "BPE" and tokenizer.id(pieces[0]) is None:
-            tokens[pieces[0]] = None
+            tokens |= {} if plain in known else {pieces[0]: None}
         elif tokenizer.kind == "BPE" and len(tokenizer.encode(" " + word)) > 1:
             # "é" is the entry for the byte E9, with which other characters begin.
             if tokenizer.id(word) is None or bytes_in(word) == word.encode():
