@@ -110,6 +110,17 @@ def test_the_memory_of_a_step_is_near_what_the_allocator_counts(
     assert forecast.total - forecast.gradients == pytest.approx(gibibytes * 2**30, rel=0.12)
 
 
+@pytest.mark.parametrize("name", ["bert-mini", "deberta-v3-xsmall"])
+@pytest.mark.parametrize("free", [2e9, 4e9, 24e9])
+def test_the_largest_microbatch_is_the_last_that_fits(name, free):
+    """Also where a chunk of the predictions is full, after which a token takes less."""
+    cuda = torch.device("cuda")
+    demand = memory_demand(ON_GPU["short"](preset(name)))
+    most = demand.largest_microbatch(free, cuda)
+    fits = [dataclasses.replace(demand, microbatch=most + n).fits(free, cuda) for n in (0, 1)]
+    assert fits == [True, False]
+
+
 def test_the_speed_of_a_run_is_near_what_an_h200_reached():
     """The same place: BERT-base by `short` read 18.6 million tokens in 45 seconds."""
     run = dataclasses.replace(ON_GPU["short"](preset("bert-base")), batch=TokenBudget(32_768))

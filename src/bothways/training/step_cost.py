@@ -380,12 +380,17 @@ class MemoryDemand:
 
     def largest_microbatch(self, free: float, device: torch.device, shards: int = 1) -> int:
         """Return the most tokens that may go through the model at once; 0 if no sequence fits."""
-        sizes = (self.length, self.length + 1)
-        one, more = (replace(self, microbatch=n).memory(device, shards) for n in sizes)
-        # Memory is linear in the tokens: what is left, over what one token takes.
-        room = USABLE * free - one.total
-        per_token = more.activations - one.activations
-        return 0 if room < 0 else self.length + math.floor(room / per_token)
+
+        def further(tokens: int) -> int:
+            """Return how many tokens more there is room for, by what the next one takes."""
+            sizes = (tokens, tokens + 1)
+            one, more = (replace(self, microbatch=n).memory(device, shards) for n in sizes)
+            room = USABLE * free - one.total
+            return math.floor(room / (more.activations - one.activations))
+
+        # Memory is linear in the tokens, and less steep once a chunk of the predictions is full.
+        first = self.length + further(self.length)
+        return 0 if first < self.length else first + max(0, further(first))
 
     def fits(self, free: float, device: torch.device, shards: int = 1) -> bool:
         """Return True if a step takes no more than the usable share of the free memory."""
