@@ -1,7 +1,9 @@
 import functools
+import threading
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.runtime import devices as hardware
@@ -158,3 +160,23 @@ def test_the_machine_is_described(monkeypatch):
     assert hardware.describe_device(CPU).startswith("Some Processor, ")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     assert hardware.describe_device(CUDA) == f"Some GPU, torch {torch.__version__}"
+
+
+def test_more_programs_are_compiled_in_each_thread(monkeypatch):
+    """The limit of torch's compiler is a setting of the thread: predictors and backward passes have their own."""
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+
+    def scaled(x: torch.Tensor, words: list[str]) -> torch.Tensor:
+        return x * len(words)
+
+    def run() -> None:
+        for count in range(12):
+            hardware.compiled(scaled)(torch.ones(3), ["a"] * count)
+
+    hardware.compiled(scaled)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    torch._dynamo.reset()
+    assert counter.frame_count == 12

@@ -111,7 +111,6 @@ def has_flex(device: torch.device) -> bool:
     return _is_ampere(device) and installed("triton")
 
 
-@functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function as programs of torch's compiler, for any number of tokens.
 
@@ -121,7 +120,14 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     limit, of 8 for a function in a process, it would run uncompiled.
     """
     config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, PROGRAMS)
+    # Each thread has its own limit, with torch 2.13; to set it takes longer than to read it.
+    if config.recompile_limit < PROGRAMS:  # noqa: PLR1730
+        config.recompile_limit = PROGRAMS
+    return _programs(function)
+
+
+@functools.cache
+def _programs(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
 
 
