@@ -235,7 +235,9 @@ def test_a_split_that_is_not_named_is_said_where_there_are_others(tmp_path, capl
     assert values(open_table(f"hub:{tmp_path}::test")) == [{"text": "b"}]
     assert not caplog.messages
     assert values(open_table(f"hub:{tmp_path}")) == [{"text": "a"}]
-    assert caplog.messages == [f"hub:{tmp_path}: reads the split train; it has test, too"]
+    assert caplog.messages == [
+        f"hub:{tmp_path}: no split is named, so train is read; the others are test"
+    ]
 
 
 @pytest.mark.parametrize(("name", "content", "where", "message"), [
@@ -343,7 +345,7 @@ def test_parquet_of_a_repeated_cell_takes_little_memory(tmp_path):
 def test_quotes_of_csv_in_a_tsv_are_told(tmp_path, caplog, value, is_told):
     (tmp_path / "a.tsv").write_text(f"text\tlabel\na film\t0\n{value}\t1\n")
     assert [*open_table(str(tmp_path / "a.tsv")).rows][1].values["text"] == value
-    assert ("a.tsv:3: holds a value in quotes" in caplog.text) == is_told
+    assert ("a.tsv:3: holds a value that is quoted" in caplog.text) == is_told
 
 
 def test_a_value_of_several_lines_is_no_row_of_tsv(tmp_path):

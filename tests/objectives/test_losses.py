@@ -1,12 +1,16 @@
 """Cross-entropy in one pass against torch's, in double precision."""
 
 import inspect
+import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bothways.core.batch import IGNORED
 from bothways.core.runtime.tuning import TUNING
@@ -45,6 +49,7 @@ def test_in_every_type_it_is_the_formula(rows, classes, chunk, dtype, ignored, s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "TUNING", replace(TUNING, loss_chunk_elements_cpu=chunk))
         found = cross_entropy(mine, labels)
+    assert torch.equal(mine.detach(), logits)
     wanted = F.cross_entropy(reference, labels, reduction="sum", ignore_index=IGNORED)
     exact = dtype == torch.float64
     near = {"rtol": 1e-7, "atol": 1e-7} if exact else {"rtol": 1e-5, "atol": 1e-5}
@@ -100,6 +105,26 @@ def test_the_factor_of_a_gradient_in_bf16_is_not_rounded_before():
     (cross_entropy(logits, labels).total / 307).backward()
     exact = (logits.detach().double().softmax(1) - F.one_hot(labels, 50)) / 307
     assert abs(float((logits.grad.double() / exact).mean()) - 1) < 5e-4
+
+
+def test_one_part_of_the_rows_in_fp32_is_held_at_a_time(monkeypatch):
+    """On a GPU it is 256 MiB."""
+    rows, classes, held, most = 8, 60, weakref.WeakSet[Any](), []
+
+    class Storages(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.dtype == torch.float32:
+                held.add(result.untyped_storage())
+            most.append(sum(storage.nbytes() >= 4 * rows * classes for storage in held))
+            return result
+
+    parts = replace(TUNING, loss_chunk_elements_cpu=rows * classes)
+    monkeypatch.setattr(losses, "TUNING", parts)
+    logits = torch.randn(5 * rows, classes).bfloat16().requires_grad_()
+    with Storages():
+        cross_entropy(logits, torch.randint(classes, (5 * rows,)))
+    assert max(most) == 1
 
 
 @pytest.mark.parametrize("labels", [4, 9])

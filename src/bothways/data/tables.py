@@ -312,7 +312,7 @@ def _delimited(location: str, records: Records, columns: Many[str]) -> Table:
     records = itertools.chain(sample, records)
     quoted = (number for number, values in sample if any(map(_QUOTED.fullmatch, values)))
     if text_io.suffix_of(location) == ".tsv" and (number := next(quoted, None)) is not None:
-        message = "holds a value in quotes, which are read as characters; in a .csv they are not"
+        message = "holds a value that is quoted as in a .csv; here its quotes are characters"
         logger.warning("%s:%s: %s", location, number, message)
     header = is_header(names, [values for _, values in sample], columns)
     if not header:
@@ -584,9 +584,10 @@ class HubData:
         repository, revision, config, self._split = parse_hub_name(source)
         with _errors(source):
             self._builder = load_dataset_builder(repository, config, revision=revision)
-        others = [name for name in self._builder.config.data_files or () if name != self._split]
+        splits = map(str, self._builder.config.data_files or ())
+        others = [name for name in splits if name != self._split]
         if others and source.removeprefix(HUB).count(":") < 2:
-            message = f"reads the split {self._split}; it has {', '.join(map(str, others))}, too"
+            message = f"no split is named, so train is read; the others are {listed(others)}"
             logger.warning("%s: %s", source, message)
 
     @property

@@ -272,7 +272,9 @@ def build_model(
         if None in kinds:
             subject, fix = "the encoder", AGAIN
             if any(".base_layer." in name for name in weights.shapes):  # the names of PEFT
-                fix = "It holds an adapter apart: merge it (merge_and_unload), then save the model."
+                fix = (
+                    "An adapter is not merged: call merge_and_unload of PEFT, then save the model."
+                )
         else:
             lacking = sorted({head.kind for head in specification} & kinds)
             subject = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"

@@ -32,8 +32,8 @@ class EmbeddingsRequest(shapes.VectorRequest):
     input: Annotated[
         shapes.Text | shapes.NonEmpty[shapes.Text],
         shapes.must_be(
-            "a text or a list of texts; token ids are those of the client's tokenizer, and other "
-            "words here (LangChain sends texts with check_embedding_ctx_length=False)"
+            "a text or a list of texts, not token ids, which are other words for the tokenizer of "
+            "this model (LangChain sends texts with check_embedding_ctx_length=False)"
         ),
         shapes.BOUNDED,
     ]

@@ -545,9 +545,10 @@ def unknown_label(message: str, label: str, labels: Many[str], where: str) -> Da
 
 
 def naming_advice(labels: Many[str]) -> str | None:
-    """Return how to name the outputs of a model that was saved without names; None for others."""
+    """Return advice on naming outputs that were saved without names; None for others."""
     unnamed = [f"LABEL_{number}" for number in range(len(labels))] == [*labels]
-    advice = "LABEL_0 … stand for no names: write those of the data as id2label in config.json."
+    advice = "LABEL_0 … mean that the model was saved without names: write them as id2label in its "
+    advice += "config.json, in the order of its training."
     return advice if unnamed else None
 
 

@@ -146,7 +146,7 @@ def _store(rank: int, world: int) -> Any:
     try:
         store, _, _ = next(rendezvous("env://", rank, world))
     except torch.distributed.DistNetworkError as error:  # such as EADDRINUSE
-        fix = "Rank 0 must run there, and no other program have its port: torchrun --master-port=N."
+        fix = "Start rank 0 there, or choose a free port: torchrun --master-port=N."
         raise LostRankError(f"the ranks cannot meet: {error}", where=address, fix=fix) from error
     return PrefixStore(start_name(store, rank, world), store)
 

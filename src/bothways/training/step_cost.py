@@ -173,7 +173,8 @@ def kept_floats(
     relative positions. The device may be of another machine.
     """
     h, inner, relative = config.width, config.intermediate_size, config.has_relative_scores
-    gated, cpu, size = isinstance(config.mlp, Gated), device.type == "cpu", _size(precision, device)
+    cpu, size = device.type == "cpu", _size(precision, device)
+    between = (4 if isinstance(config.mlp, Gated) else 2) * inner
     masks = sum(config.dropout_at(place) > 0 for place in ("attention", "mlp")) / FLOAT  # of bytes
     blocks = list[float]()
     for pattern in map(config.pattern, range(config.depth)):
@@ -197,12 +198,11 @@ def kept_floats(
             attention = (
                 score_floats if relative or not (packed or sees_all(pattern, length)) else 0.0
             )
-            blocks.append(6.0 * h + max((4 if gated else 2) * inner, h + attention))
+            blocks.append(6.0 * h + max(between, h + attention))
         elif cpu:
             blocks.append(12.0 * h + 2 * inner + rectangles)
-        else:  # a GPU adds up in fp32 before it normalizes
-            products = 6.0 * h + (4 if gated else 2) * inner + rectangles
-            blocks.append(products * size + (2 + masks) * h)
+        else:  # the two inputs of norms are in fp32
+            blocks.append((6.0 * h + between + rectangles) * size + (2 + masks) * h)
     if not learning:
         return max(blocks)
     if recompute:
@@ -382,7 +382,7 @@ class MemoryDemand:
         """Return the most tokens that may go through the model at once; 0 if no sequence fits."""
 
         def further(tokens: int) -> int:
-            """Return how many tokens more there is room for, by what the next one takes."""
+            """Return the number of further tokens that fit, by what the next one takes."""
             sizes = (tokens, tokens + 1)
             one, more = (replace(self, microbatch=n).memory(device, shards) for n in sizes)
             room = USABLE * free - one.total

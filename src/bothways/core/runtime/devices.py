@@ -117,7 +117,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     It is compiled at its first call, and again with and without gradients, for each precision, each
     shape of a block, and numbers of tokens that are 1 or equal by chance: FlexAttention seven times
     for each precision, the blocks of a ModernBERT with its evaluations eight times. Beyond torch's
-    limit, of 8 for a function in a process, it would run uncompiled.
+    limit of 8 for a function it would run uncompiled.
     """
     config = torch._dynamo.config
     # Each thread has its own limit, with torch 2.13; to set it takes longer than to read it.

@@ -355,8 +355,8 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
                 pieces = [piece.removeprefix("▁") for piece in pieces]
         if len(pieces) != 1:
             several.append(word)
-        elif tokenizer.kind != "BPE" and tokenizer.id(pieces[0]) is None:
-            tokens |= {} if plain in known else {pieces[0]: None}
+        elif tokenizer.kind != "BPE" and tokenizer.id(pieces[0]) is None and plain not in known:
+            tokens[pieces[0]] = None
         elif tokenizer.kind == "BPE" and len(tokenizer.encode(" " + word)) > 1:
             # "é" is the entry for the byte E9, with which other characters begin.
             if tokenizer.id(word) is None or bytes_in(word) == word.encode():

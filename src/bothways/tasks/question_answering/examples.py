@@ -190,7 +190,7 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
 
 
 _PRINTED = re.compile(r"\s*(?:[\[{][\s{]*['\"]|\[\s*\]\s*$)")
-"""The begin of a list or dict as text, in JSON or as Python prints it, or an empty list."""
+"""The beginning of a list or dict as text, in JSON or as Python prints it, or an empty list."""
 
 
 def _answers(value: Any, location: str) -> Answers | None:

@@ -102,10 +102,9 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
         if self.task.spells(self.labels) or (
             self.task.scheme != "plain" and schemes.OUTSIDE in self.labels
         ):
-            meant = dict(zip(self.labels, _meant_tags(self.labels), strict=True))
-            marks = [meant[tag] for tag in tags]
+            entity_tags = dict(zip(self.labels, _entity_tags(self.labels), strict=True))
             scores, listed = probabilities.max(1), list[Entity]()
-            for kind, begin, end in schemes.chunks(marks):
+            for kind, begin, end in schemes.chunks([entity_tags[tag] for tag in tags]):
                 first, last = spans[begin][0], spans[end - 1][1]
                 score = float(scores[begin:end].mean())
                 listed.append(Entity(kind, text[first:last], first, last, score))
@@ -603,11 +602,13 @@ def _likely_tag(tag: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _meant_tags(labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return tags of entities for labels, of which other programs have such as PER and B_PER.
+def _entity_tags(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the tag of an entity for each label, also where other programs write it otherwise.
 
-    Labels that spell none as a whole are types, but O and those like B-PER: equal neighbours are
-    one entity. S and VITAMIN-E are a type next to others, not a prefix with a type.
+        ("O", "B_PER", "I_PER") → ("O", "B-PER", "I-PER")
+        ("O", "PER", "VITAMIN-E") → ("O", "I-PER", "I-VITAMIN-E")
+
+    In the second form, neighbouring words of one label are one entity.
     """
     likely = tuple(map(_likely_tag, labels))
     if schemes.spells_entities(likely):
