@@ -98,20 +98,21 @@ class _ChunkedLoss(torch.autograd.Function):
         total, hits = logits.new_zeros((), dtype=exact), logits.new_zeros((), dtype=torch.int64)
         grad_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         for rows in row_chunks(logits):
-            z, label = logits[rows].to(exact), labels[rows, None]
+            z, label = logits[rows], labels[rows, None]
             counted = label != IGNORED
             label = label.masked_fill(~counted, 0)  # any class: its loss is multiplied by 0
             largest, best = z.max(1, keepdim=True)
-            shifted = z.sub(largest) if z.dtype is logits.dtype else z.sub_(largest)  # a copy
+            shifted = z - largest.to(exact)  # the only part in fp32, read and written in place
             targets = shifted.gather(1, label)
             sums = shifted.exp_().sum(1, keepdim=True)
             total += ((sums.log() - targets) * counted).sum()
             hits += ((best == label) & counted).sum()
             if grad_logits is not None:
-                # softmax = exp(shifted) / sums; then −1 at the label.
-                shifted.mul_(counted / sums).scatter_add_(1, label, -counted.to(exact))
-                grad_logits[rows] = shifted
-            del z, shifted  # before the next rows take as much
+                # softmax = exp(shifted) / sums; then −1 at the label, before it is rounded.
+                torch.mul(shifted, counted / sums, out=grad_logits[rows])
+                of_label = (targets.exp() / sums - 1) * counted
+                grad_logits[rows].scatter_(1, label, of_label.to(grad_logits.dtype))
+            del shifted  # before the next rows take as much
         ctx.mark_non_differentiable(hits)
         ctx.save_for_backward(grad_logits)
         return total, hits
@@ -123,10 +124,8 @@ class _ChunkedLoss(torch.autograd.Function):
         if not grad_logits.is_cuda or grad_logits.dtype == grad_total.dtype:
             # A CPU multiplies by a scalar in fp32, whatever the dtype of the logits.
             return grad_logits * grad_total, None
-        result = torch.empty_like(grad_logits)
-        for rows in row_chunks(grad_logits):
-            result[rows] = grad_logits[rows].to(grad_total.dtype).mul_(grad_total)  # of a copy
-        return result, None
+        # A GPU would round the scalar to the dtype of the logits, but not a vector of one element.
+        return torch.mul(grad_logits, grad_total[None], out=torch.empty_like(grad_logits)), None
 
 
 def row_chunks(logits: Tensor) -> Iterator[slice]:
