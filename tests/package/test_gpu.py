@@ -20,12 +20,14 @@ import torch
 from torch import Tensor
 
 import bothways
-from bothways.core.batch import Batch, LabelTargets, pack, pad_batch
+from bothways.core.batch import IGNORED, Batch, LabelTargets, pack, pad_batch
 from bothways.core.source import Cursor, Sequence, TrainingStep
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Gated
+from bothways.model.kernels.cross_entropy import cross_entropy
+from bothways.model.kernels.linear import to_vocabulary
 from bothways.model.model import Model
 from bothways.model.positions import Rotary
 from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
@@ -112,6 +114,23 @@ def test_states_and_gradients_of_every_family(name, dtype):
 @pytest.mark.parametrize("name", KERNELS)
 def test_states_and_gradients_by_every_kernel(name, dtype):
     compare(KERNELS[name], [1600, 1, 257, 64], dtype)
+
+
+def test_the_loss_over_a_vocabulary_of_an_odd_size():
+    generator = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(*shape, generator=generator) for shape in ((40, 64), (97, 64), (97,))]
+    labels = torch.randint(97, (40,), generator=generator)
+    labels[::5] = IGNORED
+    results = []
+    for device, dtype in ((DEVICE, torch.float32), ("cpu", torch.float64)):
+        own = [each.detach().to(device, dtype).requires_grad_() for each in inputs]
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.float32):
+            logits = to_vocabulary(*own)
+            loss = cross_entropy(logits, labels.to(device)).total
+        assert logits.shape == (40, 97)
+        (loss / 307).backward()
+        results.append([each.detach().cpu().double() for each in (loss, *(x.grad for x in own))])
+    assert_near(*results, (0.02, 0.02))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="on a processor blocks are not compiled")

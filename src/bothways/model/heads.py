@@ -22,7 +22,7 @@ from bothways.model.block import activate
 from bothways.model.config import EncoderConfig, FromPooler, FromVector, Own
 from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.dropout import Dropout
-from bothways.model.kernels.linear import on_round_rows
+from bothways.model.kernels.linear import on_round_rows, to_vocabulary
 from bothways.model.positions import Disentangled
 
 Source = FromPooler | Own | FromVector
@@ -64,7 +64,7 @@ class MaskedOutput(nn.Module):
         def compute(rows: Tensor) -> Tensor:
             if self.activation is not None:
                 rows = self.norm(activate(self.activation, self.dense(rows)))
-            return nn.functional.linear(rows, weight, self.bias)
+            return to_vocabulary(rows, weight, self.bias)
 
         return on_round_rows(compute, x)
 
@@ -221,7 +221,7 @@ class NextTokenOutput(nn.Module):
     ) -> Float[Tensor, "tokens vocab"]:
         """Return logits of the token after each, given the encoder's token embedding."""
         weight = embedding if self.output is None else self.output.weight
-        return on_round_rows(lambda rows: nn.functional.linear(rows, weight), x)
+        return on_round_rows(lambda rows: to_vocabulary(rows, weight), x)
 
 
 def pooled_tokens(layout: Layout, causal: bool) -> Int[Tensor, " sequences"]:

@@ -38,6 +38,7 @@ from bothways.model.block import activate
 from bothways.model.config import EncoderConfig
 from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.cross_entropy import cross_entropy
+from bothways.model.kernels.linear import to_vocabulary
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule, MaskedObjective
 
@@ -129,7 +130,7 @@ class SpanBoundary(nn.Module):
         x = torch.cat([left, right, self.place(offset).to(left.dtype)], 1)
         x = self.first_norm(activate(self.activation, self.first(x)))
         x = self.second_norm(activate(self.activation, self.second(x)))
-        return nn.functional.linear(x, embedding, self.bias)
+        return to_vocabulary(x, embedding, self.bias)
 
 
 class SpanBoundaryModule(MaskedLMModule):

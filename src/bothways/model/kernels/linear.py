@@ -14,7 +14,8 @@ MiniLM on two threads; for a thousand tokens nothing changes.
 
 `int8` has the layers in int8.
 
-In training, layers keep their weights as they are, and `on_round_rows` pads the rows.
+In training, layers keep their weights as they are; `on_round_rows` pads the rows on a CPU, and
+`to_vocabulary` the outputs of the largest product on a GPU.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ PANEL, LINE = 32, 64
 """Outputs of a panel, and bytes of a cache line, as in `csrc`."""
 SPLIT_ROWS = 32
 """Rows of a call from which fp32 products are made by AMX, `MIN_SPLIT_ROWS` in `csrc/api.c`."""
+OUTPUTS = 64
+"""Outputs over a vocabulary are a multiple of these in a training step of a GPU."""
 
 
 def refuse_gradients(layer: object, *inputs: Tensor) -> None:
@@ -256,3 +259,23 @@ def on_round_rows(
     if not extra:
         return compute(*x)
     return compute(*(F.pad(rows_of, (0, 0, 0, extra)) for rows_of in x))[:rows]
+
+
+def to_vocabulary(
+    x: Float[Tensor, "rows width"],
+    weight: Float[Tensor, "vocab width"],
+    bias: Float[Tensor, " vocab"] | None = None,
+) -> Float[Tensor, "rows vocab"]:
+    """Return x·Wᵀ + b, with an output for each entry of a vocabulary.
+
+    The products of a GPU in bf16 are fast for rows of whole 16 bytes, which BERT's 30,522 outputs
+    are not: an H200 took 3.0 ms of a step for 0.9 ms of operations. So a training step adds outputs
+    of zeros there, and cuts them off.
+    """
+    extra = -len(weight) % OUTPUTS
+    learns = x.is_cuda and torch.is_autocast_enabled("cuda") and torch.is_grad_enabled()
+    if not (learns and extra):
+        return F.linear(x, weight, bias)
+    rounded = weight.to(torch.get_autocast_dtype("cuda"))  # half as much to copy
+    filled = F.pad(rounded, (0, 0, 0, extra))
+    return F.linear(x, filled, None if bias is None else F.pad(bias, (0, extra)))[:, :-extra]
