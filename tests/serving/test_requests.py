@@ -201,14 +201,22 @@ def test_fields_in_the_url_are_refused_and_whole_floats_are_numbers(client):
     assert len(short) == 8
 
 
-@pytest.mark.parametrize(("path", "body"), [
-    ("/v1/embeddings", {"input": ["a", "b", "", ""], "model": "embed"}),
-    ("/embed", {"inputs": ["a", "b", "a " * 100_001]}),
-    ("/embed", {"inputs": ["a", "b", "a " * 1000], "truncate": False}),
+SIMILAR = {"source_sentence": "a", "sentences": ["a", "b", "a " * 1000]}
+LONG = {"query": "a", "documents": ["a", "b", "a " * 1000], "truncate": False}
+
+
+@pytest.mark.parametrize(("path", "body", "name"), [
+    ("/v1/embeddings", {"input": ["a", "b", "", ""], "model": "embed"}, "input 3"),
+    ("/embed", {"inputs": ["a", "b", "a " * 100_001]}, "input 3"),
+    ("/embed", {"inputs": ["a", "b", "a " * 1000], "truncate": False}, "input 3"),
+    ("/similarity", {"inputs": SIMILAR, "truncate": False}, "sentence 3"),
+    ("/similarity", {"inputs": {**SIMILAR, "source_sentence": "a " * 100_001}}, "source_sentence"),
+    ("/rerank", LONG, "document 3"),
+    ("/rerank", {"query": "a", "texts": LONG["documents"], "truncate": False}, "text 3"),
 ])  # fmt: skip
-def test_a_refusal_names_the_input_of_a_list(client, path, body):
+def test_a_refusal_names_the_input_of_a_list(client, path, body, name):
     *_, message = refusal(client, path, body)
-    assert re.search(r"\binput 3\b", message)
+    assert re.search(rf"\b{name}\b", message)
 
 
 LARGE: list[tuple[str, Any, tuple[int, str]]] = [

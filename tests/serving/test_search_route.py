@@ -116,6 +116,13 @@ def test_refusals(client, body, refused):
     assert refusal(client, "/search", body)[:3] == refused
 
 
+def test_a_text_that_is_too_long_is_a_query_or_a_hit(client):
+    body = {"query": ["a", "a " * 99], "index": "films", "truncate": False}
+    assert refusal(client, "/search", body)[3].startswith("query 2 ")
+    ranked = {**body, "query": TEXTS[0] * 9, "mode": "bm25", "rerank": "rank"}
+    assert refusal(client, "/search", ranked)[3].startswith("a query with a hit ")
+
+
 def test_a_server_without_an_index(model, application):
     alone = app(application.models.named("vectors").predictor)
     assert "/search" not in document(alone.models, guarded=False)["paths"]

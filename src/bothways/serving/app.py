@@ -369,7 +369,10 @@ class App:
             return query
         # A search by words alone needs no model.
         empty = query.searches and not query.inputs
-        return query, [] if empty else query.model.examples(query.inputs, self.limits)
+        return query, [] if empty else self._examples(query)
+
+    def _examples(self, query: Query) -> list[Any]:
+        return query.model.examples(query.inputs, self.limits, query.input_name)
 
     def _live(self) -> Any:
         if (fault := self.batcher.fault(STUCK_SECONDS)) is not None:
@@ -422,7 +425,7 @@ class App:
             return orjson.dumps(result)
         # The documents that were found, for a cross-encoder.
         work = functools.partial(self._work, True, exchange.deadline)
-        examples = await work(result.model.examples, result.inputs, self.limits)
+        examples = await work(self._examples, result)
         return await self._answer(result, examples, work, receive, exchange)
 
     async def _compute(
@@ -438,8 +441,8 @@ class App:
             self.limits.check("request_tokens", f"tokens{which}", tokens)
         cut = [n for n, item in enumerate(encoded, 1) if item.cut]
         if cut and not query.truncate:
-            length = model.task_model.length
-            message = f"input {cut[0]} has more than {length} tokens, and truncate is false"
+            name, length = query.input_name(cut[0]), model.task_model.length
+            message = f"{name} has more than {length} tokens, and truncate is false"
             raise RequestError("text_too_long", message, param="truncate")
         units: Any = encoded
         if query.jobs is not None:  # it may have to read weights

@@ -228,7 +228,8 @@ def reranking(models: Models, request: RerankRequest) -> shapes.Query:
             "meta": {"billed_units": {"search_units": 1}},
         }
 
-    return shapes.Query(model, [(query, text) for text in documents], write, request.truncate)
+    pairs, input_name = [(query, text) for text in documents], "text {}" if tei else "document {}"
+    return shapes.Query(model, pairs, write, request.truncate, input_name=input_name.format)
 
 
 RERANK = shapes.Route(
@@ -358,6 +359,9 @@ def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
         path = "inputs.sentences"
         raise RequestError("empty", f"{path} is an empty list", param=path)
 
+    def input_name(number: int) -> str:
+        return f"sentence {number - 1}" if number > 1 else "source_sentence"
+
     def write(answer: shapes.Answer) -> Any:
         a, *_ = vectors = answer.vectors.astype(np.float64)
         lengths = np.linalg.norm(a) * np.linalg.norm(vectors[1:], axis=1)
@@ -365,7 +369,7 @@ def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
 
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
     inputs = shapes.prompted(model, texts, request.parameters.prompt_name)
-    return shapes.Query(model, inputs, write, request.cuts)
+    return shapes.Query(model, inputs, write, request.cuts, input_name=input_name)
 
 
 SIMILARITY = shapes.Route(

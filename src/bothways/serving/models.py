@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence as Many
+from collections.abc import Callable, Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,12 @@ class ServedModel:
             case _:
                 return [long]
 
-    def examples(self, inputs: Many[Any], limits: Limits) -> list[Any]:
+    def examples(
+        self,
+        inputs: Many[Any],
+        limits: Limits,
+        input_name: Callable[[int], str] = "input {}".format,
+    ) -> list[Any]:
         """Return the examples in the inputs of a request.
 
         Raises:
@@ -107,7 +112,7 @@ class ServedModel:
         texts = characters = 0
         for n, example in enumerate(examples, 1):
             lengths = [*map(len, self.task_model.task.texts(example))]
-            limits.check("text_characters", f"characters of input {n}", sum(lengths))
+            limits.check("text_characters", f"characters of {input_name(n)}", sum(lengths))
             texts += max(1, len(lengths) - 1)  # a query with its documents counts as these
             characters += sum(lengths)
         limits.check("texts", "texts", texts)

@@ -198,7 +198,10 @@ def search(models: Models, request: SearchRequest) -> Query:
             scored = zip(hits, scores, strict=True)
             return shown(version, [ordered(*pair)[: request.top] for pair in scored])
 
-        return Query(reranker, pairs, write_reranked, request.truncate)
+        return Query(
+            reranker, pairs, write_reranked, request.truncate,
+            input_name=lambda _: "a query with a hit",
+        )  # fmt: skip
 
     def shown(version: int, hits: list[list[Hit]]) -> SearchAnswer:
         pairs = zip(queries, hits, strict=True)
@@ -209,7 +212,7 @@ def search(models: Models, request: SearchRequest) -> Query:
     inputs = [PromptedText(query, prompt=prompt) for query in queries]
     return Query(
         served.model, () if request.mode == "bm25" else inputs, write, request.truncate,
-        searches=True,
+        searches=True, input_name="query {}".format,
     )  # fmt: skip
 
 

@@ -284,6 +284,7 @@ class Query:
         jobs: from examples and their encoded forms, what is computed in place of predictions.
         searches: whether `write` searches an index: it is called in a thread, and may return
             another query, whose answer the request gets.
+        input_name: returns the name of an input for messages, from its number, counted from 1.
     """
 
     model: ServedModel
@@ -292,6 +293,7 @@ class Query:
     truncate: bool = True
     jobs: Callable[[Many[Any], Many[EncodedExample]], Many[ModelJob]] | None = None
     searches: bool = False
+    input_name: Callable[[int], str] = "input {}".format
 
 
 def query_each(
