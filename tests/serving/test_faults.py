@@ -310,10 +310,15 @@ def test_a_key_and_a_host_by_themselves_are_one(application):
     assert (single._keys, single.hosts) == ([b"secret"], ("localhost",))
     # Bytes of the environment that are no UTF-8.
     assert app(model, keys=["\udcff"])._keys == [b"\xff"]
-    for names in ({"predictors": {"owner/name": model}}, {"indexes": {"a b": "folder"}}):
-        with pytest.raises(ConfigError, match=r"'(owner/name|a b)' is not a name"):
+    for name, names in (
+        ("owner/name", {"predictors": {"owner/name": model}}),
+        (1, {"predictors": {1: model}}),
+        ("a b", {"indexes": {"a b": "folder"}}),
+    ):
+        with pytest.raises(ConfigError, match=f"{name!r} is not a name") as caught:
             app(**{"predictors": model, **names})
-    for keys in ("", ["secret", ""]):
+        assert caught.value.where in names
+    for keys in ("", ["secret", ""], None):  # None: a variable that is not set
         with pytest.raises(ConfigError, match="a key is empty"):
             app(model, keys=keys)
 

@@ -87,7 +87,7 @@ class App:
     ) -> None:
         if not models:
             raise ConfigError("there is no model to serve", where="predictors")
-        keys = [keys] if isinstance(keys, str) else keys
+        keys = [keys] if keys is None or isinstance(keys, str) else keys
         hosts = [hosts] if isinstance(hosts, str) else hosts
         if not all(keys):  # which a request without a key would give
             fix = "Check the variable that gives it."

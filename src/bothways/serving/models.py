@@ -148,8 +148,9 @@ class ServedModel:
 
 def check_name(name: str, where: str, fix: str) -> None:
     """Raise ConfigError if a name of a model or an index cannot stand in a URL as it is."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
-        message = f'{name!r} is not a name of ASCII letters, digits, ".", "_" and "-"'
+    if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name)):
+        allowed = 'a text of at most 100 ASCII letters, digits, ".", "_" and "-"'
+        message = f"{name!r} is not a name: {allowed}"
         raise ConfigError(message, where=where, fix=fix)
 
 
