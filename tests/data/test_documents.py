@@ -242,6 +242,15 @@ def test_rows_and_paths_are_texts_and_a_name_among_texts_is_none(tmp_path, token
         bothways.train_tokenizer(["a.txt"])
 
 
+def test_the_splits_of_a_data_set_are_no_languages():
+    import datasets
+
+    splits = datasets.DatasetDict(test=datasets.Dataset.from_dict({"text": ["The cat sleeps."]}))
+    with pytest.raises(DataError, match="is a DatasetDict of test") as caught:
+        bothways.train_tokenizer(splits, size=60)
+    assert caught.value.where == "texts"
+
+
 def test_linked_folders_are_read_once_and_folders_without_permission_are_no_empty_ones(
     tmp_path, monkeypatch
 ):
