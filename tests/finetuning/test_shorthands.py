@@ -8,9 +8,10 @@ import pytest
 
 import bothways
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, UnknownKeyError
 from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import SAME, SHORTHANDS, FinetuneConfig, load_config
+from bothways.training.run import PEER_NAMES
 from bothways.training.schedules import Epochs
 from bothways.training_runs import finetune_settings
 
@@ -59,6 +60,14 @@ def test_names_of_other_libraries_that_mean_the_same_are_accepted(name):
     given, path = load_config(base, {name: value}), form.format(value)
     assert given == load_config(base, [f"{ours}={path}"]) != base
     assert given == load_config(base, [f"{name}={value}"])
+
+
+@pytest.mark.parametrize("name", PEER_NAMES)
+def test_a_name_of_transformers_with_another_meaning_is_told_the_setting(name):
+    with pytest.raises(UnknownKeyError, match=rf"did you mean {PEER_NAMES[name]}\?"):
+        load_config(BASE, {name: 1})
+    path = SHORTHANDS.get(PEER_NAMES[name], PEER_NAMES[name])
+    assert path in {setting.path for setting in configs.list_settings(BASE)}
 
 
 @pytest.mark.parametrize("share", [0.25, "0.25", ".25", 0, "0"])

@@ -123,6 +123,11 @@ def test_an_option_with_a_dash_is_not_taken_for_a_file(line, option):
     ("line", "message"),
     [
         ("predict m --topp 3", "error: --topp: unknown option; did you mean --top?\n"),
+        (
+            "pretrain c --mlm-probability 0.3",
+            "error: --mlm-probability: unknown option; did you mean objective.masking.rate=VALUE?\n",
+        ),
+        ("finetune m d.tsv --fp16", "error: --fp16: unknown option; did you mean precision=VALUE?"),
         ("corpus inspect no-such-folder", "error: no-such-folder: "),
         ("calibrate m d.tsv --out made --error 10", "error: --error: must be above 0 and below 1"),
     ],

@@ -9,7 +9,7 @@ import pytest
 import bothways
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError, DataError, UnknownKeyError
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.families.catalogue import preset
@@ -18,7 +18,12 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.build import fit_to_corpus
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
+from bothways.pretraining.config import (
+    ALL_PEER_NAMES,
+    PretrainConfig,
+    PretrainPhase,
+    load_pretraining,
+)
 from bothways.pretraining.recipes import distillation, modern
 from bothways.training.run import TRAINING_NAMES
 from bothways.training.schedules import Epochs, Steps
@@ -49,6 +54,7 @@ def test_common_names_are_settings():
         ("optim=adamw_torch", r"'optim'; did you mean optimizer\?"),
         ("lrr=1", r"'lrr'; did you mean lr\?"),
         ("batch=16", r"batch: 16 is given, .*\n.*batch\.n=16 and batch\.kind=examples, or batch"),
+        ("per_device_train_batch_size=9", r"per_device_train_batch_size: 9 .*\n.*batch\.n=9 and"),
         ("batch_size=16", r"batch_size: 16 is given, .*\n.*batch\.n=16 and batch\.kind=examples"),
         ("fresh=masked", r"fresh: names masked, and without start all heads begin at random"),
         ("microbatch_tokens=0", r"microbatch_tokens: must be at least 1, not 0"),
@@ -61,6 +67,14 @@ def test_a_name_that_is_none_is_told_the_setting(given, message):
     with pytest.raises(ConfigError) as error:
         load_pretraining(BASE, [given])
     assert re.search(message, error.value.message("command"))
+
+
+@pytest.mark.parametrize("name", ALL_PEER_NAMES)
+def test_a_name_of_transformers_with_another_meaning_is_told_the_setting(name):
+    with pytest.raises(UnknownKeyError, match=rf"did you mean {ALL_PEER_NAMES[name]}\?"):
+        load_pretraining(BASE, {name: 1})
+    path = TRAINING_NAMES.get(ALL_PEER_NAMES[name], ALL_PEER_NAMES[name])
+    assert path in {setting.path for setting in configs.list_settings(BASE)}
 
 
 def test_the_recipe_follows_the_budget_in_python_too(corpus, monkeypatch):

@@ -498,11 +498,15 @@ def _unknown_command(word: str, names: Iterable[str], command: str) -> ConfigErr
 def _unknown_option(option: str, options: Iterable[str], command: str) -> ConfigError:
     """Return the error of an option that the command does not have, with the nearest name."""
     from bothways.finetuning.config import SHORTHANDS
+    from bothways.pretraining.config import ALL_PEER_NAMES
+    from bothways.training.run import PEER_NAMES
 
     name = option.lstrip("-").replace("-", "_")
     fix = f"{command} --help lists the options."
     if {*command.split()} & SETTABLE:
-        near_settings = [f"{near}=VALUE" for near in _near(name, SHORTHANDS)]
+        peers = ALL_PEER_NAMES if {*command.split()} & {"pretrain", "adapt"} else PEER_NAMES
+        settings = [peers[name]] if name in peers else _near(name, SHORTHANDS)
+        near_settings = [f"{near}=VALUE" for near in settings]
         fix += " Settings have no dashes: lr=3e-5."
     else:
         near_settings = []

@@ -28,7 +28,13 @@ from bothways.tasks.catalogue import Trainable
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.training.checkpoint import Keep
 from bothways.training.optimizers import AdamW, BertAdam
-from bothways.training.run import SAME_SETTINGS, TRAINING_NAMES, Training, expand_names
+from bothways.training.run import (
+    PEER_NAMES,
+    SAME_SETTINGS,
+    TRAINING_NAMES,
+    Training,
+    expand_names,
+)
 from bothways.training.schedules import Epochs, GoogleLinear, Linear
 
 
@@ -407,4 +413,6 @@ def load_config(
         raise ConfigError(message, where=where, fix=f"Leave it out; less memory: {less}.")
     same = {name: SHORTHANDS.get(common, common) for name, (common, _) in SAME.items()}
     aliases = {**same, **SHORTHANDS}
-    return configs.load(FinetuneConfig, base=base, file=file, overrides=tree, aliases=aliases)
+    return configs.load(
+        FinetuneConfig, base=base, file=file, overrides=tree, aliases=aliases, peers=PEER_NAMES
+    )

@@ -33,7 +33,7 @@ from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.training.optimizers import AdamW, BertAdam, peak_rate
 from bothways.training.parallel import Sharding
-from bothways.training.run import TRAINING_NAMES, Training, expand_names
+from bothways.training.run import PEER_NAMES, TRAINING_NAMES, Training, expand_names
 
 AnySegments = FullSentences | NextSentence | SentenceOrder
 
@@ -199,6 +199,18 @@ class PretrainConfig:
                 raise ConfigError(message, where=f"phases.{number}.length", fix=fix)
 
 
+ALL_PEER_NAMES: Mapping[str, str] = {
+    **PEER_NAMES, "mlm_probability": "objective.masking.rate",
+    "whole_word_mask": "objective.masking.unit", "block_size": "phases.0.length",
+    "max_length": "phases.0.length", "max_seq_length": "phases.0.length",
+    "hidden_size": "encoder.width", "num_hidden_layers": "encoder.depth",
+    "num_attention_heads": "encoder.heads", "hidden_dropout_prob": "encoder.dropout.hidden",
+    "attention_probs_dropout_prob": "encoder.dropout.attention",
+    "max_position_embeddings": "encoder.position.max_positions",
+}  # fmt: skip
+"""Those of `training.run`, and of models and masks."""
+
+
 def load_pretraining(
     base: PretrainConfig, overrides: Tree | Iterable[str] = (), file: Path | None = None
 ) -> PretrainConfig:
@@ -209,7 +221,7 @@ def load_pretraining(
         ConfigError: an unknown setting, or a value that is not allowed.
     """
     tree = expand_names(overrides, TRAINING_NAMES)
-    for name in ("batch", "batch_size"):
+    for name in ("batch", "batch_size", "train_batch_size", "per_device_train_batch_size"):
         if isinstance(tree.get(name), int) or str(tree.get(name)).isdecimal():
             message = f"{tree[name]} is given, but a batch is a number of sequences or of tokens"
             kinds = [setting("batch.kind", kind) for kind in ("examples", "tokens")]
@@ -223,7 +235,12 @@ def load_pretraining(
     if "mixture" in tree and base.mixture is None:
         base = dataclasses.replace(base, mixture=Smoothed())
     return configs.load(
-        PretrainConfig, base=base, file=file, overrides=tree, aliases=TRAINING_NAMES
+        PretrainConfig,
+        base=base,
+        file=file,
+        overrides=tree,
+        aliases=TRAINING_NAMES,
+        peers=ALL_PEER_NAMES,
     )
 
 

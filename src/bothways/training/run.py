@@ -495,6 +495,17 @@ SAME_SETTINGS: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 """Names of other libraries with the same meaning → the name here, and the form of its value."""
 
+PEER_NAMES: Mapping[str, str] = {
+    "save_total_limit": "training.keep.last", "gradient_accumulation_steps": "microbatch_tokens",
+    "fp16": "precision", "bf16": "precision",
+    "adam_beta1": "training.optimizer.betas", "adam_beta2": "training.optimizer.betas",
+    "adam_epsilon": "training.optimizer.eps", "gradient_checkpointing": "training.recompute",
+    "torch_compile": "training.compiled", "report_to": "training.trackers",
+    "eval_strategy": "evaluate", "evaluation_strategy": "evaluate",
+    "save_strategy": "training.save", "logging_strategy": "training.report",
+}  # fmt: skip
+"""Names of transformers whose values mean something else → the setting to suggest."""
+
 
 def expand_names(
     overrides: Tree | Iterable[str],

@@ -57,6 +57,7 @@ def load(
     file: Path | None = None,
     overrides: Tree | Iterable[str] = (),
     aliases: Mapping[str, str] = types.MappingProxyType({}),
+    peers: Mapping[str, str] = types.MappingProxyType({}),
 ) -> C:
     """Load a configuration: defaults, then a TOML file, then overrides, of which later ones win.
 
@@ -66,6 +67,7 @@ def load(
         overrides: a tree, or texts such as "encoder.depth=6".
         aliases: dotted paths by common names of settings, which a file does not have; the error of
             an unknown key suggests them.
+        peers: settings to suggest for names of another library that are unknown here.
 
     Raises:
         ConfigError: a key is unknown, a value is missing or not allowed, or a text is not a
@@ -77,7 +79,8 @@ def load(
     try:
         for key in top:
             if key not in names:
-                raise _unknown("key", key, names, key, _deeper(key, base))
+                deeper = [peers[key]] if key in peers else _deeper(key, base)
+                raise _unknown("key", key, names, key, deeper)
         for key in low.keys() & aliases.keys() - {field.name for field in _fields(cls)}:
             raise _unknown("key", key, names, key, [aliases[key]])
         return read(cls, merge(low, top), base=base)
