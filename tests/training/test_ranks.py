@@ -15,7 +15,7 @@ import torch
 from torch.distributed import DistNetworkError, HashStore, TCPStore
 
 from bothways.cli import main as cli
-from bothways.cli.options import training
+from bothways.cli.options import resumable, training
 from bothways.core.errors import ConfigError, DivergedError, LostRankError, ResourceError
 from bothways.core.source import Cursor
 from bothways.training import checkpoint, meter, parallel, saved_state
@@ -251,6 +251,15 @@ def test_every_rank_of_an_interrupted_run_ends_as_interrupted(rank, tmp_path, mo
         raise KeyboardInterrupt("Saved after step 7.")
     said = "Saved after step 7. If torchrun does not start it again: bothways"
     assert (said in capsys.readouterr().err) == (rank == "0")
+
+
+def test_predictions_need_no_variables_of_torchrun(tmp_path, monkeypatch, capsys):
+    """A launcher of another program may set only these two."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with resumable(tmp_path, device="cpu"):
+        pass
+    assert "kernels" in capsys.readouterr().err
 
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -261,8 +261,7 @@ def kernels(device: str) -> str | None:
     from bothways.core.runtime.devices import choose_device
     from bothways.model.kernels.library import describe_kernels
 
-    on_cpu = choose_device(device).type == "cpu"
-    return describe_kernels() if on_cpu and on_main_rank() else None
+    return describe_kernels() if choose_device(device).type == "cpu" else None
 
 
 def on_main_rank() -> bool:
@@ -315,7 +314,7 @@ def training(out: Path, resume: bool, device: str, notes: Iterable[str] = ()) ->
 
     if resume and not out.exists():
         write_stderr(f"note: {out} has no run to resume: starting one")
-    announced = kernels(device)
+    announced = kernels(device) if on_main_rank() else None
     try:
         with terminal_progress(announced=announced) as progress:
             for note in notes:
