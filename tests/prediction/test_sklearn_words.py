@@ -127,6 +127,10 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed):
         embed.similarity(plain[:, :5], TEXTS)
     with pytest.raises(DataError, match="has two texts") as pair:
         embed.similarity([TEXTS[0], (TEXTS[1], TEXTS[2])], TEXTS)
+    for precision in ("int8", "ubinary"):
+        with pytest.raises(DataError, match=r"u?int8") as caught:
+            embed.similarity(TEXTS, embed.encode(TEXTS, precision=precision))
+        assert caught.value.where == "second"
     assert pair.value.where == "input 2"
     with pytest.raises(TypeError, match="normalise"):
         embed.encode(TEXTS, normalise=True)

@@ -507,7 +507,7 @@ class Predictor:
 
         Raises:
             ConfigError: the predictor was opened for another task.
-            DataError: vectors have different widths.
+            DataError: vectors have different widths, or are codes of whole numbers.
 
         Examples:
             >>> embed = bothways.load("my-bert", task="embed")
@@ -555,11 +555,15 @@ class Predictor:
     def _compared(self, *sides: Any) -> list[NDArray[np.float32]]:
         """Return texts or vectors as vectors `(texts, width)`, for cosines with length 1."""
         matrices = list[NDArray[np.float32]]()
-        for items in sides:
+        for name, items in zip(("first", "second"), sides, strict=True):
             try:
                 array = np.asarray(items)
             except ValueError:  # texts next to pairs: `encode` names the input that it cannot read
                 array = np.empty(0)
+            if array.dtype.kind in "biu" and array.size:  # codes of `encode(…, precision="int8")`
+                message = f"is of type {array.dtype}: codes are not compared as vectors"
+                fix = 'Give texts, or their vectors: encode(texts, precision="float32").'
+                raise DataError(message, where=name, fix=fix)
             # No texts make an empty array of floats, too.
             vectors = array if array.dtype.kind == "f" and array.size else self.encode(items)
             matrices.append(np.atleast_2d(vectors).astype(np.float32, copy=False))
