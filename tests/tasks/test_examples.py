@@ -52,6 +52,7 @@ def write_columns(path: Path, *names: str) -> str:
         (("index", "question", "sentence", "label"), "question", "sentence", "label"),
         (("premise", "hypothesis", "gold_label"), "premise", "hypothesis", "gold_label"),
         (("text", "text_b", "label", "idx"), "text", "text_b", "label"),
+        (("text", "text_pair", "label"), "text", "text_pair", "label"),
         (("review", "sentiment"), "review", None, "sentiment"),
         (("subject", "body", "topic"), "body", None, "topic"),
         (("text", "comment", "label", "topic"), "text", None, "label"),

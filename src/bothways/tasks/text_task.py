@@ -48,9 +48,10 @@ TEXTS = (
     "tweet", "document",
 )  # fmt: skip
 PAIRS = (
-    ("text", "text_b"), ("text_a", "text_b"), ("text1", "text2"), ("sentence1", "sentence2"),
-    ("sentence_A", "sentence_B"), ("premise", "hypothesis"), ("question1", "question2"),
-    ("question", "sentence"), ("query", "document"), ("sentence_good", "sentence_bad"),
+    ("text", "text_b"), ("text", "text_pair"), ("text_a", "text_b"), ("text1", "text2"),
+    ("sentence1", "sentence2"), ("sentence_A", "sentence_B"), ("premise", "hypothesis"),
+    ("question1", "question2"), ("question", "sentence"), ("query", "document"),
+    ("sentence_good", "sentence_bad"),
 )  # fmt: skip
 LABELS = ("label", "labels", "class", "target", "gold_label", "category")
 
