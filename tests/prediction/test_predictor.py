@@ -107,6 +107,14 @@ def test_a_forked_process_with_threads_is_refused(predictors, monkeypatch):
         classify(TEXTS[:2])
 
 
+@pytest.mark.parametrize("name", ["question", "candidate_labels", "top_k", "batch_size"])
+def test_arguments_of_pipelines_are_refused_with_advice(predictors, name):
+    for inputs in ((), (TEXTS[0],)):
+        with pytest.raises(ConfigError) as caught:
+            predictors["classify"](*inputs, **{name: "a"})
+        assert caught.value.where == name
+
+
 def test_tables_are_read_by_row(predictors):
     """Iterating over a DataFrame would predict the names of its columns."""
     import datasets

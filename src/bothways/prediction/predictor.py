@@ -32,6 +32,7 @@ from bothways.core.errors import (
     argument,
     call,
     report_findings,
+    require_unset,
     setting,
 )
 from bothways.core.files import local_path
@@ -192,7 +193,7 @@ class Predictor:
             f"device={str(task_model.model.device)!r})"
         )
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, inputs: Any = None, **unknown: Any) -> Any:
         """Return the prediction for one input, or the list of predictions for several.
 
         Args:
@@ -200,10 +201,18 @@ class Predictor:
                 `(query, [document, …])`, a row as a dict, an example of the task, an iterable of
                 these, or a table such as a DataFrame or a dict of columns, whose rows are the
                 inputs.
+            unknown: other arguments, such as those of transformers' pipelines, which are refused.
 
         Raises:
+            ConfigError: another argument than the inputs.
             DataError: an input that the task cannot read.
         """
+        require_unset(
+            "is no argument of a call, which takes inputs",
+            'Give columns as a row, such as {"question": "…", "context": "…"}, and settings, such '
+            "as top_k or candidate_labels, to bothways.load.",
+            **dict.fromkeys(unknown, True),
+        )
         if self._is_one(inputs):
             example = read_input(self.task_model, inputs, 1)
             [(_, prediction)] = engine.predict(self.task_model, [example])
