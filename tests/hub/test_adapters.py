@@ -272,6 +272,17 @@ def test_malformed_factors_are_refused(rename, change, message, adapter):
     assert caught.value.where == file
 
 
+def test_embeddings_of_another_number_of_tokens_are_refused(plain, adapter):
+    file = adapter / "adapter_model.safetensors"
+    name = "embeddings.word_embeddings.weight"
+    tokens, width = load_file(plain / "base" / "model.safetensors")[name].shape
+    resized = {f"base_model.model.{name}": torch.zeros(tokens + 2, width)}
+    save_file(load_file(file) | resized, file)
+    with pytest.raises(FolderError, match=rf"\[{tokens + 2}, {width}\], .*\[{tokens}, ") as caught:
+        load_model(adapter)
+    assert caught.value.where == file
+
+
 def test_the_base_may_be_a_model_of_the_hub(plain, adapter, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(plain / "base"))
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)

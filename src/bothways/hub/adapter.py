@@ -196,7 +196,13 @@ def apply_adapter(
             raise FolderError(message, where=adapter.weights.file, fix=_FIX)
         else:
             full = table.full_name(name)
-            replaced[names.get(full, full)] = name
+            target, shape = names.get(full, full), adapter.weights.shapes[name]
+            # Of another number of tokens; heads may have another number of outputs.
+            if full.startswith(table.prefix) and base.shapes.get(target, shape) != shape:
+                message = f"replaces {name} by {list(shape)}, and the base model has "
+                message += f"{list(base.shapes[target])} there"
+                raise FolderError(message, where=adapter.weights.file, fix=_FIX)
+            replaced[target] = name
     shapes = {**base.shapes, **{name: adapter.weights.shapes[of] for name, of in replaced.items()}}
     changes = dict[str, Callable[[], Tensor]]()
     for module, pair in factors.items():
