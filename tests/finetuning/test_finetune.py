@@ -161,8 +161,9 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(done, files, tmp_pat
         ({"seed": 1}, "seed was 0, is 1"),
         ({"model": other}, r"data\.model is not the same"),
     ):
-        with pytest.raises(BothwaysError, match=rf"is of another run: .*{message}"):
+        with pytest.raises(BothwaysError, match=rf"is of another run: .*{message}") as caught:
             finetune(replace(files, **changes), tmp_path, resume=True, device="cpu")
+        assert str(tmp_path / "model") in str(caught.value.fix)
 
 
 def test_without_dev_data_the_last_weights_are_saved(files, tmp_path):

@@ -162,7 +162,9 @@ class Checkpoint:
             began = "the settings that it began with"
             if (file := self.folder.parent / CONFIG).is_file():
                 began += f", which are in {file}"
-            fix = f"Continue with {began}, or start a run in another folder."
+            model = self.folder.parent / "model"
+            start = f", such as from its model, {model}" if model.is_dir() else ""
+            fix = f"Continue with {began}, or start a run in another folder{start}."
             raise errors.CheckpointError(message, where=self.folder, fix=fix)
         with read_errors(self.folder):  # the main rank has verified it, maybe on another machine
             (self.folder / MANIFEST).stat()
