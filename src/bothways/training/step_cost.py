@@ -550,7 +550,8 @@ def check_machine(
     free = devices.memory_available(device)
     if free is None:
         return findings
-    memory = demand.memory(device, 1 if demand.fits(free, device) else ranks)
+    shards = 1 if demand.fits(free, device) else ranks
+    memory = demand.memory(device, shards)
     available = f"but {size_text(free)} are free on {device}"
     # What is held all the time does not fit with any microbatch: an error, not a warning.
     between_steps = memory.total - memory.activations - memory.gathered
@@ -561,8 +562,9 @@ def check_machine(
     elif memory.total > free:
         message = f"a step may take {size_text(memory.total)} of memory, {available}"
         fix = "Use shorter sequences or a smaller model."
-        if demand.microbatch > demand.length:
-            fix = f"Halve it; it is {demand.microbatch}."
+        sequences = demand.largest_microbatch(free, device, shards) // demand.length
+        if sequences:
+            fix = f"Set {setting('microbatch_tokens', sequences * demand.length)}."
         if not demand.training.recompute:
             fix += f" Or set {setting('training.recompute', True)}."
         findings.append(Finding("memory", "warning", message, "microbatch_tokens", fix))

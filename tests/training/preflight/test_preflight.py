@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from bothways.core.errors import BothwaysError, Finding, report_findings, setting
+from bothways.core.errors import BothwaysError, Finding, render, report_findings, setting
 from bothways.finetuning.data import check_casing, check_inputs
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
@@ -209,17 +209,30 @@ def test_a_sequence_longer_than_a_microbatch_is_counted_and_noted(tmp_path, monk
     assert whole.largest_microbatch(free, CPU) == 0, "not a part of a sequence"
     monkeypatch.setattr(step_cost.devices, "memory_available", lambda device: free)
     (warning,) = check_machine(whole, tmp_path, CPU)
-    assert "Halve" not in warning.fix
+    assert "microbatch_tokens" not in warning.fix
 
 
 def test_recomputation_is_advised_where_it_would_help(tmp_path, monkeypatch):
-    memory = 16 * DEMAND.parameters
-    monkeypatch.setattr(step_cost.devices, "memory_available", lambda device: memory)
     again = with_training(recompute=True)
-    assert again.memory(CPU).total < DEMAND.memory(CPU).total
-    fixes = [check_machine(demand, tmp_path, CPU)[0].fix for demand in (DEMAND, again)]
-    halve = "Halve it; it is 4096."
-    assert fixes == [f"{halve} Or set {setting('training.recompute', True)}.", halve]
+    memory = again.memory(CPU).total - 1
+    assert memory < DEMAND.memory(CPU).total
+    monkeypatch.setattr(step_cost.devices, "memory_available", lambda device: memory)
+    advice, advice_again = (
+        check_machine(demand, tmp_path, CPU)[0].fix for demand in (DEMAND, again)
+    )
+    recompute = setting("training.recompute", True)
+    assert recompute in advice
+    assert recompute not in advice_again
+
+
+def test_a_microbatch_is_advised_that_fits(tmp_path, monkeypatch):
+    free = int((16 * DEMAND.parameters + DEMAND.memory(CPU).total) / 2)
+    monkeypatch.setattr(step_cost.devices, "memory_available", lambda device: free)
+    (warning,) = check_machine(DEMAND, tmp_path, CPU)
+    match = re.search(r"microbatch_tokens=(\d+)", render(warning.fix, "command"))
+    fitting = dataclasses.replace(DEMAND, microbatch=int(match[1]))
+    assert check_machine(fitting, tmp_path, CPU) == []
+    assert fitting.microbatch % DEMAND.length == 0
 
 
 def test_errors_are_listed_in_one_message_and_the_rest_is_returned():
