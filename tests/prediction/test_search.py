@@ -24,6 +24,7 @@ from hypothesis import given, strategies as st
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
+from bothways.core.files import HIDDEN
 from bothways.core.progress import SILENT
 from bothways.indexes import read_texts
 from bothways.model.kernels.library import runs_on
@@ -208,6 +209,7 @@ def test_a_killed_change_leaves_the_old_index_or_the_new_one(tmp_path):
     for kill_at in range(20):
         folder = tmp_path / f"index{kill_at}"
         shutil.copytree(tmp_path / "base", folder)
+        (folder / f"{HIDDEN}77-vectors-2.npy").touch()  # of a thread of a killed process
         if (child := os.fork()) == 0:
             die_at(kill_at)
             add(folder, new, ["d3"])
@@ -221,6 +223,7 @@ def test_a_killed_change_leaves_the_old_index_or_the_new_one(tmp_path):
         assert found(index, "text 25") == expected(documents, "text 25")
         repaired = add(folder, new, ["d3"] if documents == old else [])
         assert found(repaired, "new 25") == expected(after, "new 25")
+        assert not [*folder.glob(f"{HIDDEN}*")]
         if os.waitstatus_to_exitcode(status) == 0 and kill_at:
             break
     assert outcomes[1:-1] == [False] * (len(outcomes) - 2)

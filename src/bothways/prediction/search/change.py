@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import DataError, FolderError, optional
-from bothways.core.files import lock_folder, replace_file, replace_text, surrogate_in
+from bothways.core.files import HIDDEN, lock_folder, replace_file, replace_text, surrogate_in
 from bothways.core.progress import Progress
 from bothways.core.terminal import listed, quantity
 from bothways.prediction.search import ranking
@@ -35,6 +35,7 @@ LONGEST_ID = 255
 GRAPH_ROWS = 30_000
 """Smaller segments are searched exactly: it takes milliseconds, and a graph misses documents."""
 _FILES = re.compile(
+    rf"(?:{re.escape(HIDDEN)}\w+-)?"
     r"(vectors|signs|codes|scales|ids|offsets|texts|graph|bm25|deleted)-(\d+)(\.\w+)?"
 )
 
@@ -77,7 +78,7 @@ def change_index(
             if (match := _FILES.fullmatch(path.name)) is None:
                 continue
             current = {"deleted": {record.deleted}, "bm25": {record.bm25}}.get(match[1], numbers)
-            if int(match[2]) not in current:
+            if int(match[2]) not in current or path.name.startswith(HIDDEN):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         record = dataclasses.replace(record, changes=record.changes + 1)
         change = _Change(folder, record, index, progress)
