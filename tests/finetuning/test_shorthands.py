@@ -63,10 +63,13 @@ def test_names_of_other_libraries_that_mean_the_same_are_accepted(name):
 
 
 @pytest.mark.parametrize("name", PEER_NAMES)
-def test_a_name_of_transformers_with_another_meaning_is_told_the_setting(name):
+def test_a_name_of_transformers_with_another_meaning_is_told_the_setting(name, tmp_path):
     with pytest.raises(UnknownKeyError, match=rf"did you mean {PEER_NAMES[name]}\?"):
         load_config(BASE, {name: 1})
     path = SHORTHANDS.get(PEER_NAMES[name], PEER_NAMES[name])
+    (tmp_path / "a.toml").write_text(f"{name} = 1\n")
+    with pytest.raises(ConfigError, match=rf"did you mean {path}\?"):
+        load_config(BASE, file=tmp_path / "a.toml")
     assert path in {setting.path for setting in configs.list_settings(BASE)}
 
 

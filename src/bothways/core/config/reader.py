@@ -81,8 +81,9 @@ def load(
             if key not in names:
                 deeper = [peers[key]] if key in peers else _deeper(key, base)
                 raise _unknown("key", key, names, key, deeper)
-        for key in low.keys() & aliases.keys() - {field.name for field in _fields(cls)}:
-            raise _unknown("key", key, names, key, [aliases[key]])
+        paths = {key: aliases.get(name, name) for key, name in peers.items()} | dict(aliases)
+        for key in low.keys() & paths.keys() - {field.name for field in _fields(cls)}:
+            raise _unknown("key", key, names, key, [paths[key]])
         return read(cls, merge(low, top), base=base)
     except ConfigError as error:
         path = str(error.where)
