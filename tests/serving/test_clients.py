@@ -101,6 +101,17 @@ def test_cohere(url, predictors):
     assert [item.relevance_score for item in found] == [ranked.score for ranked in ranking]
 
 
+def test_cohere_integrations_send_the_tokens_of_a_document(client, predictors):
+    body = {"model": "rerank", "query": TEXTS[0], "documents": TEXTS[1:3]}
+    plain = answer(client, "/v2/rerank", body)["results"]
+    # LangChain's CohereRerank sends null, Haystack's CohereRanker 4096.
+    for tokens in (None, 4096, predictors["rerank"].task_model.length):
+        fields = {**body, "top_n": 2, "max_tokens_per_doc": tokens}
+        assert answer(client, "/v2/rerank", fields)["results"] == plain
+    short = refusal(client, "/v2/rerank", {**body, "max_tokens_per_doc": 2})
+    assert short[:3] == (422, "invalid", "max_tokens_per_doc")
+
+
 def test_jina_and_tei_rerank(client, predictors):
     body = {"query": TEXTS[0], "documents": [TEXTS[1], {"text": TEXTS[2]}]}
     found = answer(client, "/v1/rerank", {**body, "return_documents": True})

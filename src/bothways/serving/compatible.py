@@ -158,6 +158,9 @@ class RerankRequest(shapes.TruncatedRequest):
     raw_scores: shapes.Flag = False
     return_documents: shapes.Flag | None = None
     return_text: shapes.Flag | None = None
+    max_tokens_per_doc: shapes.Count | None = Field(
+        default=None, description="Cohere's: at least the length of the model, which cuts the texts"
+    )
 
 
 class TextScore(TypedDict):
@@ -200,6 +203,10 @@ def reranking(models: Models, request: RerankRequest) -> shapes.Query:
     if getattr(request, other) is not None:
         message = f"{other} belongs to {'documents' if tei else 'texts'}, which is not given"
         raise RequestError("invalid", message, param=other)
+    length, tokens = model.task_model.length, request.max_tokens_per_doc
+    if tokens is not None and tokens < length:
+        message = f"max_tokens_per_doc must be at least {length}, the model's length, not {tokens}"
+        raise RequestError("invalid", message, param="max_tokens_per_doc")
     query, raw, top = request.query, request.raw_scores, request.top_n
     items = request.texts or request.documents or ()
     documents = [item if isinstance(item, str) else item["text"] for item in items]
