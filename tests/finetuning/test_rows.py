@@ -181,8 +181,26 @@ def test_models_are_trained_and_used_whatever_the_default_device_is(model, tmp_p
         assert classify.evaluate(data[1]) == pytest.approx(plain.metrics)
         fresh = bothways.load_model(model, head, fresh=["labels"])
         bothways.export_model(folder, tmp_path / "exported", progress=False)
+        fill = bothways.load(model, task="fill", device="cpu")
+        assert fill("the [MASK] film").masks
         assert str(torch.get_default_device()) == "meta"
     assert {str(weight.device) for weight in fresh.parameters()} == {"cpu"}
+
+
+def test_an_own_loop_is_the_same_whatever_the_default_device_is(model):
+    loop = bothways.load_model(model).train()
+    batch = loop.tokenizer.batch(["a good film", "a bad play"])
+
+    def step() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        loop.zero_grad()
+        output = loop(batch).last_hidden_state
+        output.square().sum().backward()
+        return [output, *(weight.grad for weight in loop.encoder.parameters())]
+
+    plain = step()
+    with torch.device("meta"):
+        assert all(map(torch.equal, plain, step()))
 
 
 def test_fresh_heads_are_in_fp32_as_what_is_read(model):

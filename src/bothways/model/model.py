@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
+from bothways.core.runtime.devices import cpu_by_default
 from bothways.model import heads as head_modules
 from bothways.model.attention.bigbird_random import RandomBlocks
 from bothways.model.attention.dispatch import packed_view
@@ -99,6 +100,7 @@ class Encoder(nn.Module):
             return [self.blocks[number]]
         return list(self.blocks[_group_of(number, self.config.depth, sharing)].children())
 
+    @cpu_by_default()
     def forward(
         self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
     ) -> Hidden:

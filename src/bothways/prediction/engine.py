@@ -15,7 +15,7 @@ import torch
 from bothways.core.batch import Batch, cut_to_predict, pack
 from bothways.core.errors import DivergedError, render
 from bothways.core.progress import Progress
-from bothways.core.runtime.devices import device_of
+from bothways.core.runtime.devices import cpu_by_default, device_of
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.source import Sequence
 from bothways.core.terminal import quantity
@@ -152,6 +152,7 @@ def predict_encoded(
 
 
 @torch.inference_mode()
+@cpu_by_default()
 def predict_sequences(
     task_model: TaskModel[E, P],
     sequences: Many[Sequence],

@@ -240,6 +240,18 @@ def wait(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
+def cpu_by_default() -> Iterator[None]:
+    """Create tensors without a device on the CPU, whatever device the calling program prefers.
+
+    Use it also as a decorator: `@cpu_by_default()`.
+    """
+    # Where the CPU is the default device already, a context would only slow each call down.
+    is_default = torch.get_default_device().type == "cpu"
+    with contextlib.nullcontext() if is_default else torch.device("cpu"):
+        yield
+
+
+@contextlib.contextmanager
 def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
     """Work with gradients, new tensors on the CPU, and restore torch's generators and default type.
 
@@ -254,10 +266,8 @@ def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
     # The state of CUDA is only read where it exists, since reading would start CUDA.
     started = torch.cuda.is_initialized()
     count = torch.cuda.device_count() if started else 0
-    # Where the CPU is the default device already, a context would only slow each call down.
-    is_default = torch.get_default_device().type == "cpu"
-    on_cpu = contextlib.nullcontext() if is_default else torch.device("cpu")
-    with torch.inference_mode(False), torch.random.fork_rng(devices=range(count)), on_cpu:
+    fork = torch.random.fork_rng(devices=range(count))
+    with torch.inference_mode(False), fork, cpu_by_default():
         torch.set_default_dtype(dtype or default)
         try:
             yield

@@ -46,7 +46,7 @@ STEPS = 2**16
 
 def draw_seed() -> int:
     """Return a seed for a mask, from PyTorch's generator."""
-    return int(torch.randint(2**63 - 1, ()))
+    return int(torch.randint(2**63 - 1, (), device="cpu"))
 
 
 def _dropped_steps(rate: float) -> int:
