@@ -235,7 +235,7 @@ def test_a_metric_that_is_never_evaluated_is_named_before_the_first_step(corpus,
 
 
 def test_the_state_of_torch_is_left_as_it_was(corpus):
-    """New weights have the caller's default type, in which a run can be proved to more digits."""
+    """New weights are in float64 if that is the caller's default type, to prove a run to more digits."""
     before = torch.get_rng_state()
     torch.set_default_dtype(torch.float64)
     try:
@@ -245,6 +245,35 @@ def test_the_state_of_torch_is_left_as_it_was(corpus):
         torch.set_default_dtype(torch.float32)
     assert {weight.dtype for weight in again.model.parameters()} == {torch.float64}
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("state", ["autocast", "default type"])
+def test_the_precision_of_the_calling_program_changes_no_run(corpus, monkeypatch, state):
+    """In a context of autocast, torch would keep the first step's bf16 weights for all steps."""
+    monkeypatch.setattr("bothways.core.runtime.devices.has_bf16", lambda device: True)
+    config = settings(corpus, 3, {"precision": "bf16"})
+    plain = pretrain(config, corpus)
+    if state == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            run = pretrain(config, corpus)
+    else:
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            run = pretrain(config, corpus)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert run.metrics == plain.metrics
+    assert equal(run.model.state_dict(), plain.model.state_dict())
+
+
+def test_weights_in_float64_are_multiplied_in_float64_on_a_cpu_with_bf16(corpus, monkeypatch):
+    monkeypatch.setattr("bothways.core.runtime.devices.has_bf16", lambda device: True)
+    torch.set_default_dtype(torch.float64)
+    try:
+        runs = [pretrain(settings(corpus, 1, {"precision": p}), corpus) for p in ("auto", "fp32")]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert runs[0].metrics == runs[1].metrics
 
 
 def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(corpus, tmp_path):

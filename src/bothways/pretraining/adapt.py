@@ -198,7 +198,7 @@ def head_note(scores: Scores) -> str:
     return f"{NEW_HEAD} {WEAK_HEAD.format(math.exp(weak[0]))}" if weak else NEW_HEAD
 
 
-@own_torch_state()
+@own_torch_state(torch.float32)
 def adapt(  # noqa: PLR0913 – one option per question
     model: str | Path,
     texts: Iterable[str],

@@ -238,7 +238,9 @@ def clock_from(elapsed: float) -> Callable[[], float]:
 
 
 def arithmetic_of(precision: Precision, device: torch.device) -> torch.autocast:
-    """Return the context of matrix products in a precision."""
+    """Return the context of matrix products in a precision; of weights in float64, in float64."""
+    if precision == "auto" and torch.get_default_dtype() is torch.float64:
+        precision = "fp32"  # autocast makes no bf16 of float64, and does not multiply the two
     dtype = resolve_precision(precision, device)
     return torch.autocast(device.type, dtype, enabled=dtype is not torch.float32)
 

@@ -253,23 +253,31 @@ def cpu_by_default() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Work with gradients, new tensors on the CPU, and restore torch's generators and default type.
+    """Work with gradients, without autocast, with new tensors on the CPU; restore torch's state.
 
-    A run seeds the generators, and the calling program may have turned gradients off or set a
-    default device. Use it also as a decorator: `@own_torch_state()`.
+    Restored are the generators, which a run seeds, and the default type. The calling program may
+    have turned gradients off, set a default device, or be in a context of autocast, whose precision
+    would be another one than the run's. Use it also as a decorator: `@own_torch_state()`.
 
     Args:
-        dtype: the default type of new tensors meanwhile, for a run whose model has weights of this
-            type from a file; None for the calling program's.
+        dtype: the default type of new tensors meanwhile; None for the calling program's if that
+            is float64, in which a run can be proved to more digits, else fp32.
     """
     default = torch.get_default_dtype()
     # The state of CUDA is only read where it exists, since reading would start CUDA.
     started = torch.cuda.is_initialized()
     count = torch.cuda.device_count() if started else 0
-    fork = torch.random.fork_rng(devices=range(count))
-    with torch.inference_mode(False), fork, cpu_by_default():
-        torch.set_default_dtype(dtype or default)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(default)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.random.fork_rng(devices=range(count)))
+        stack.enter_context(cpu_by_default())
+        for kind in ("cpu", "cuda"):
+            # Until the outermost context ends, torch keeps its casts of the weights, so without
+            # `cache_enabled=False` each step would compute with those of the first.
+            if torch.is_autocast_enabled(kind):
+                off = torch.autocast(kind, enabled=False, cache_enabled=False)
+                stack.enter_context(off)
+        stack.callback(torch.set_default_dtype, default)
+        double = default if default is torch.float64 else torch.float32
+        torch.set_default_dtype(dtype or double)
+        yield
