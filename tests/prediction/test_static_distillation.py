@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_an_empty_text_has_zeros_and_no_angle(place):
 def test_a_forked_process_with_threads_is_refused(place, monkeypatch):
     """Its sums over many texts would wait forever for threads that are gone."""
     embed = bothways.load(place / "out")
-    monkeypatch.setattr(embed.task_model.model, "_process", 0)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     for call in (embed, embed.encode):
         with pytest.raises(ResourceError):

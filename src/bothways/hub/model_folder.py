@@ -29,6 +29,7 @@ from bothways._version import __version__
 from bothways.core.config.values import checked
 from bothways.core.errors import ConfigError, FolderError, hub_errors, setting
 from bothways.core.files import local_path, read_utf8, replace_folder
+from bothways.core.runtime.devices import require_threads
 from bothways.core.terminal import listed
 from bothways.hub import hf_config
 from bothways.hub.adapter import CONFIG, TrainedAdapter
@@ -192,6 +193,7 @@ def load_model(
             is missing, has another shape or is not finite.
         ConfigError: `fresh` names a head that the model does not have; something else than a head
             is among `heads`.
+        ResourceError: the process was forked after a model was opened, and has threads.
 
     Examples:
         >>> loaded = load_model("google-bert/bert-base-uncased")  # doctest: +SKIP
@@ -205,6 +207,7 @@ def load_model(
         if not isinstance(head, HeadValue):
             fix = "Give heads of bothways.model.heads, such as [LabelHead(2)]."
             raise ConfigError(f"{head!r} is not a head", where="heads", fix=fix)
+    require_threads()
     config, weights = hf_config.open_model(folder, specified or ())
     # More layers than tensors would take long to build for nothing.
     if (blocks := config.encoder.blocks) > len(weights.shapes):

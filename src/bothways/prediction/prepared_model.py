@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
@@ -19,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.errors import ConfigError
 from bothways.core.runtime import devices
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.dispatch import AttentionCall, choose
@@ -248,19 +247,12 @@ class PreparedModel(Model):
                 if isinstance(module, MaskedOutput | NextTokenOutput):
                     names.pop("output", None)  # its weight is read, as the token embedding's is
                 _pack_layers(module, tuple(names), pack_head)
-        self._process = os.getpid()
         self.eval()
 
     def check_process(self) -> None:
-        """Raise ResourceError where a call would never return: in a forked process with threads.
-
-        The threads of OpenMP do not survive a fork, in torch's operations neither.
-        """
-        forked = os.getpid() != self._process and self.device.type == "cpu"
-        if forked and torch.get_num_threads() > 1:
-            message = "the model was opened before this process was forked, so its threads are gone"
-            fix = "Call torch.set_num_threads(1) first in the new process, or start it with spawn."
-            raise ResourceError(message, where="model", fix=fix)
+        """Raise ResourceError where a call would never return: in a forked process with threads."""
+        if self.device.type == "cpu":
+            devices.require_threads()
 
 
 class UnpackedModel(PreparedModel):
@@ -279,7 +271,7 @@ class UnpackedModel(PreparedModel):
         self.heads, self.specification, self.precision = nn.ModuleDict(heads), (), precision
         self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
         self.splits_batches = self.batch_invariant = False
-        self.longest_fused, self._process = 0, os.getpid()
+        self.longest_fused = 0
         self.eval()
 
 

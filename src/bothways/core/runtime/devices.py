@@ -239,6 +239,23 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@functools.cache
+def _first_process() -> int:
+    """Return the process of the first call: a forked process inherits the answer."""
+    return os.getpid()
+
+
+def require_threads() -> None:
+    """Raise ResourceError in a process that was forked after the first call, if it has threads.
+
+    The threads of OpenMP do not survive a fork: torch would wait for them forever.
+    """
+    if os.getpid() != _first_process() and torch.get_num_threads() > 1:
+        message = "a model was opened before this process was forked, so torch's threads are gone"
+        fix = "Call torch.set_num_threads(1) first in the new process, or start it with spawn."
+        raise ResourceError(message, where="model", fix=fix)
+
+
 @contextlib.contextmanager
 def cpu_by_default() -> Iterator[None]:
     """Create tensors without a device on the CPU, whatever device the calling program prefers.
