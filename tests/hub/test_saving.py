@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn.utils import prune
 
 import bothways
 from bothways.core.errors import ConfigError, Finding, FolderError, ResourceError
@@ -448,3 +449,17 @@ def test_a_home_folder_is_one_for_what_is_written_as_for_what_is_read(tmp_path, 
     names.add("report.html")
     assert {path.name for path in (tmp_path / "home").iterdir()} >= names
     assert {path.name for path in tmp_path.iterdir()} == {"home", "texts.txt"}
+
+
+def test_pruned_weights_are_refused_until_they_are_plain(tmp_path):
+    """Under other names, they made a folder that could not be opened."""
+    model = own("Model", "Bert")
+    dense = model.encoder.blocks[0].mlp.down
+    prune.l1_unstructured(dense, "weight", amount=0.5)
+    with pytest.raises(ConfigError, match="weight_mask"):
+        save_model(tmp_path / "model", model)
+    assert not (tmp_path / "model").exists()
+    prune.remove(dense, "weight")
+    save_model(tmp_path / "model", model)
+    state = load_model(tmp_path / "model").model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())

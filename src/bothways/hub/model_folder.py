@@ -348,10 +348,16 @@ def _read_state(
 
 
 def _require_own(model: object, tokenizer: object) -> None:
-    """Raise ConfigError for a model or a tokenizer of another library."""
+    """Raise ConfigError for a model, a tensor or a tokenizer of another library."""
     if not isinstance(model, Model):
         message = f"must be a bothways.Model, not {type(model).__name__}"
         fix = "Save it with its own library: bothways.load_model opens the folder."
+        raise ConfigError(message, where="model", fix=fix)
+    with without_weights():
+        expected = Model(model.config, model.specification).state_dict().keys()
+    if foreign := sorted(model.state_dict().keys() - expected):
+        message = f"has tensors that no model folder of its configuration has: {listed(foreign)}"
+        fix = "Make pruned weights plain first: torch.nn.utils.prune.remove(module, 'weight')."
         raise ConfigError(message, where="model", fix=fix)
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         message = f"must be a bothways.Tokenizer, not {type(tokenizer).__name__}"
@@ -407,8 +413,8 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         The class of transformers that the folder is for, or a stand-in with `own=True`.
 
     Raises:
-        ConfigError: the folder is not a text or a path, or model, tokenizer or labels are those of
-            another library.
+        ConfigError: the folder is not a text or a path; model, tokenizer or labels are those of
+            another library; or weights are pruned or parametrized, which a folder has no names for.
         FolderError: the labels do not fit the outputs, the tokenizer has more ids than the
             embedding has rows, or the folder holds something else.
         ResourceError: the disk is full or writing is not permitted; an older model is kept.
