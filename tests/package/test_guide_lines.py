@@ -102,6 +102,7 @@ SHORTER = [
     (r" --epochs \d+", ""),
     (r"^(bothways (finetune|sweep|distil \S+ train.tsv) .*)$", r"\1 --epochs 1"),
     (r"(--model|evaluate) MODEL(?= --out my-index| scifact| nano-beir)", r"\1 all-MiniLM-L6-v2"),
+    (r"task.widths=384,128,32", "task.widths=32,16"),
     (r"--step 100", "--step 2"),
     (r"--recipe paper", "--recipe paper length=32"),
     (r"--num-train-epochs 3", ""),
