@@ -78,7 +78,7 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     trainer = configs.read(trainer_class, {"size": size, **settings})
     characters = trainers.characters_of(ceiling)
     with shown_progress(progress) as reporter:
-        # The splits of a `datasets.DatasetDict`, which names its columns, are no languages.
+        # A `datasets.DatasetDict`, which has names of columns, holds splits, not languages.
         if isinstance(texts, Mapping) and not hasattr(texts, "column_names"):
             languages = {
                 name: read_document_texts(documents_of(source, column=column), reporter)

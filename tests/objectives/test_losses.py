@@ -16,6 +16,7 @@ from bothways.core.batch import IGNORED
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.kernels import cross_entropy as losses, library
 from bothways.model.kernels.cross_entropy import cross_entropy
+from bothways.model.kernels.linear import to_vocabulary
 
 compiled = pytest.mark.skipif(
     not library.runs_on(torch.device("cpu")), reason="no compiled kernels here"
@@ -125,6 +126,34 @@ def test_one_part_of_the_rows_in_fp32_is_held_at_a_time(monkeypatch):
     with Storages():
         cross_entropy(logits, torch.randint(classes, (5 * rows,)))
     assert max(most) == 1
+
+
+def test_a_gpu_computes_a_multiple_of_64_outputs(monkeypatch):
+    """Here the processor is taken for a GPU."""
+    monkeypatch.setattr(losses, "runs_on", lambda device: False)
+    shapes = ((40, 64), (97, 64), (97,))
+    x, weight, bias = inputs = [torch.randn(shape).requires_grad_() for shape in shapes]
+    labels = torch.randint(97, (40,))
+    labels[::5] = IGNORED
+    with monkeypatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setattr(torch.Tensor, "is_cuda", True)
+        patch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+        patch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+        logits = to_vocabulary(x, weight, bias)
+        logits.retain_grad()
+        loss = cross_entropy(logits, labels).total / 307
+        loss.backward()
+    assert (logits.shape, logits.stride(), logits.dtype) == ((40, 97), (128, 1), torch.bfloat16)
+    exact = F.cross_entropy(logits.detach().double(), labels, reduction="sum") / 307
+    assert float(loss.detach()) == pytest.approx(float(exact), rel=1e-5)
+    slope = logits.detach().double().softmax(1) - F.one_hot(labels.clamp(min=0), 97)
+    slope *= (labels != IGNORED)[:, None] / 307
+    torch.testing.assert_close(logits.grad.double(), slope, rtol=2**-7, atol=1e-8)
+    with torch.no_grad():
+        wanted = (slope @ weight.double(), slope.mT @ x.double(), slope.sum(0))
+        for each, gradient in zip(inputs, wanted, strict=True):
+            difference = each.grad.double() - gradient
+            assert float(difference.norm()) < 0.01 * float(gradient.norm())
 
 
 @pytest.mark.parametrize("labels", [4, 9])

@@ -208,7 +208,7 @@ class Predictor:
             DataError: an input that the task cannot read.
         """
         require_unset(
-            "is no argument of a call, which takes inputs",
+            "is not an argument: a model is called with its inputs alone",
             'Give columns as a row, such as {"question": "…", "context": "…"}, and settings, such '
             "as top_k or candidate_labels, to bothways.load.",
             **dict.fromkeys(unknown, True),

@@ -163,7 +163,7 @@ class Checkpoint:
             if (file := self.folder.parent / CONFIG).is_file():
                 began += f", which are in {file}"
             model = self.folder.parent / "model"
-            start = f", such as from its model, {model}" if model.is_dir() else ""
+            start = f"; it can begin with the model in {model}" if model.is_dir() else ""
             fix = f"Continue with {began}, or start a run in another folder{start}."
             raise errors.CheckpointError(message, where=self.folder, fix=fix)
         with read_errors(self.folder):  # the main rank has verified it, maybe on another machine

@@ -102,7 +102,7 @@ class _ChunkedLoss(torch.autograd.Function):
             counted = label != IGNORED
             label = label.masked_fill(~counted, 0)  # any class: its loss is multiplied by 0
             largest, best = z.max(1, keepdim=True)
-            shifted = z - largest.to(exact)  # the only part in fp32, read and written in place
+            shifted = z - largest.to(exact)  # the only part in fp32, used in place
             targets = shifted.gather(1, label)
             sums = shifted.exp_().sum(1, keepdim=True)
             total += ((sums.log() - targets) * counted).sum()

@@ -45,8 +45,8 @@ PANEL, LINE = 32, 64
 """Outputs of a panel, and bytes of a cache line, as in `csrc`."""
 SPLIT_ROWS = 32
 """Rows of a call from which fp32 products are made by AMX, `MIN_SPLIT_ROWS` in `csrc/api.c`."""
-OUTPUTS = 64
-"""Outputs over a vocabulary are a multiple of these in a training step of a GPU."""
+OUTPUT_MULTIPLE = 64
+"""The number of outputs over a vocabulary is a multiple of 64 in a training step on a GPU."""
 
 
 def refuse_gradients(layer: object, *inputs: Tensor) -> None:
@@ -268,11 +268,11 @@ def to_vocabulary(
 ) -> Float[Tensor, "rows vocab"]:
     """Return x·Wᵀ + b, with an output for each entry of a vocabulary.
 
-    The products of a GPU in bf16 are fast for rows of whole 16 bytes, which BERT's 30,522 outputs
-    are not: an H200 took 3.0 ms of a step for 0.9 ms of operations. So a training step adds outputs
-    of zeros there, and cuts them off.
+    A GPU multiplies fast where the rows of each matrix are a multiple of 16 bytes, which 30,522
+    outputs in bf16 (BERT's) are not: an H200 took 3.0 ms of a step for 0.9 ms of operations. So a
+    training step adds outputs with zero weights there, and cuts them off.
     """
-    extra = -len(weight) % OUTPUTS
+    extra = -len(weight) % OUTPUT_MULTIPLE
     learns = x.is_cuda and torch.is_autocast_enabled("cuda") and torch.is_grad_enabled()
     if not (learns and extra):
         return F.linear(x, weight, bias)

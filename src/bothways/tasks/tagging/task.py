@@ -459,7 +459,7 @@ def _check_rows(examples: Many[TagExample], splitter: Splitter) -> list[Finding]
         ),
         f"sentence(s) has|have more than {NEIGHBOURS} words": (
             endless, 2 * len(endless) > len(examples),
-            "Divide them: in columns an empty line ends a sentence, a row of a table is one.",
+            "Divide them: in columns an empty line ends a sentence; a row of a table is one.",
         ),
         "sentence(s) has|have words of a script without blanks, into which no text is cut": (
             segmented, splitter == "auto" and 2 * len(segmented) > len(examples),
