@@ -236,7 +236,7 @@ LARGE: list[tuple[str, Any, tuple[int, str]]] = [
 def test_a_large_request_delays_no_small_one(application, client, url, path, body, expected):
     """By the processor's time between two turns of the event loop, whatever else the machine does."""
     data, results = json.dumps(body).encode(), []
-    loop, turns = application._started.get_loop(), []
+    loop, turns, ended = application._started.get_loop(), list[float](), threading.Event()
 
     def attack() -> None:
         headers = {"content-type": "application/json"}
@@ -248,14 +248,18 @@ def test_a_large_request_delays_no_small_one(application, client, url, path, bod
         turns.append(time.process_time())
         if thread.is_alive():
             loop.call_later(0.01, turn)
+        else:
+            ended.set()
 
     thread = threading.Thread(target=attack)
+    turns.append(time.process_time())
     thread.start()
     loop.call_soon_threadsafe(turn)
     while thread.is_alive():
         answer(client, "/regress", {"inputs": ["a", "b"]})
         time.sleep(0.02)
     assert results == [expected]
+    assert ended.wait(60)
     waits = [end - start for start, end in itertools.pairwise(turns)]
     assert max(waits) < 0.5  # usually 0.1
 
