@@ -50,7 +50,7 @@ from bothways.core.runtime.devices import has_bf16, has_int8
 from bothways.core.runtime.process import tune_allocator
 from bothways.lab import quickstart
 from bothways.prediction.engine import predict, prepare_task_model
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.opening import open_task_model
 from bothways.prediction.session_model import openvino_core
 from bothways.tasks.base import TaskModel
 from bothways.tasks.text_task import TextExample

@@ -42,7 +42,8 @@ from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.runtime.devices import choose_device, describe_device
 from bothways.core.runtime.process import usable_cores
 from bothways.model.kernels.library import describe_kernels
-from bothways.prediction.predictor import Predictor, open_task, read_input
+from bothways.prediction.opening import open_task
+from bothways.prediction.predictor import Predictor, read_input
 from bothways.serving.errors import Limits
 
 CLIENTS = 32

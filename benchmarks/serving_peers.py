@@ -36,7 +36,7 @@ def one_thread() -> None:
 
 def ours(port: int, folder: str, runtime: str) -> None:
     one_thread()
-    from bothways.prediction.predictor import open_task
+    from bothways.prediction.opening import open_task
     from bothways.serving import app
     from bothways.serving.errors import Limits
     from bothways.serving.run import bind, run_server

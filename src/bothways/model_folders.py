@@ -69,7 +69,7 @@ def load(
         >>> embed.encode(["a good film", "a bad play"]).shape
         (2, 32)
     """
-    from bothways.prediction.predictor import open_task
+    from bothways.prediction.opening import open_task
 
     require_choice(PredictPrecision, "precision", precision)
     require_choice(Runtime, "runtime", runtime)
@@ -339,7 +339,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
     """
     from bothways.data.manifest import holds_corpus
     from bothways.prediction.analysis import evaluation
-    from bothways.prediction.predictor import Predictor, open_task
+    from bothways.prediction.opening import open_task
+    from bothways.prediction.predictor import Predictor
     from bothways.prediction.search import evaluation as retrieval
 
     require_choice(PredictPrecision, "precision", precision)

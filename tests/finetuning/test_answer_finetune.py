@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bothways.prediction.predictor import open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from commands import run_line
 from toy_folder import FILLERS, GOOD, make_folder

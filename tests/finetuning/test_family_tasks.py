@@ -17,7 +17,7 @@ from bothways.model.families.catalogue import family_for
 from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.opening import open_task_model
 from bothways.tasks.text_task import TextExample
 from bothways.training.schedules import Steps
 from family_tasks import (

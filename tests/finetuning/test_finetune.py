@@ -30,7 +30,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.heads import Head, LabelHead, PoolerHead, SpanHead, token_head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.predictor import open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelTask

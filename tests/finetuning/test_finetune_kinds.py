@@ -15,7 +15,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.predictor import open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice.task import ChoiceColumns, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask

@@ -23,7 +23,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.predictor import open_task
+from bothways.prediction.opening import open_task
 from bothways.tasks.base import OutputScale
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask

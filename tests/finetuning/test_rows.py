@@ -11,7 +11,7 @@ import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.data import read_examples
 from bothways.model.heads import LabelHead, PoolerHead
-from bothways.prediction.predictor import open_task
+from bothways.prediction.opening import open_task
 from bothways.tasks.columns import choose_columns
 from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.tagging.examples import TagColumns

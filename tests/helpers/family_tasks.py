@@ -22,7 +22,7 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.opening import open_task_model
 from bothways.pretraining.build import fit_to_corpus
 from bothways.tasks.base import TaskModel
 from bothways.tasks.catalogue import Trainable

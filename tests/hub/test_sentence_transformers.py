@@ -21,7 +21,8 @@ from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import Predictor, open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
+from bothways.prediction.predictor import Predictor
 from bothways.tasks.sentence_embedding.task import (
     Embedder,
     SentenceEmbeddingTask,

@@ -9,7 +9,7 @@ import pytest
 from bothways.cli.main import app, rename_options
 from bothways.core.config.reader import load
 from bothways.finetuning.config import SAME
-from bothways.prediction import predictor
+from bothways.prediction import opening
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from documents import GUIDE, blocks, run_code
 from toy_folder import make_folder, make_sentence_encoder
@@ -25,7 +25,7 @@ def test_tables_of_names_are_those_of_the_code(page):
     quoted = {name: re.sub(r"=(.* .*)", r'="\1"', form) for name, form in forms.items()}
     assert rows == [[f"{name}=N", form.format("N")] for name, form in quoted.items()]
     rows = [re.findall(r"`([^`]*)`", line) for line in prediction.splitlines()[2:]]
-    assert rows == [[*pair] for pair in predictor._ALIASES.items()]
+    assert rows == [[*pair] for pair in opening._ALIASES.items()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=["english", "chinese"])

@@ -17,7 +17,7 @@ from bothways.core.errors import BothwaysError, DataError
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import POOLINGS, sweep_layers
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
-from bothways.prediction.predictor import open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
 from bothways.tasks.sentence_embedding.task import save_sentence_encoder
 from bothways.tasks.text_task import TextExample
 from commands import run_line

@@ -14,7 +14,7 @@ from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import Head, LabelHead, SpanHead
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.opening import open_task_model
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer

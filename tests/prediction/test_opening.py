@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
 from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.text_task import TextExample
 from toy_folder import VOCABULARY, make_tokenizer

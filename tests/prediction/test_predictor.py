@@ -17,7 +17,8 @@ import bothways
 from bothways.core.errors import ConfigError, DataError, DivergedError, ResourceError
 from bothways.core.runtime.devices import has_bf16, has_int8
 from bothways.prediction.engine import prepare_task_model
-from bothways.prediction.predictor import Predictor, open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
+from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.text_task import TextExample

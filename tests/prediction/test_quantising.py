@@ -18,7 +18,8 @@ from bothways.core.runtime.devices import has_int8
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import Int8Report, TimedMetrics, measure_int8
 from bothways.prediction.engine import predict, prepare_task_model
-from bothways.prediction.predictor import Predictor, open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
+from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.text_task import TextExample
 from commands import run_line

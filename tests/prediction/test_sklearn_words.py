@@ -20,7 +20,7 @@ from sklearn.utils import estimator_checks
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
-from bothways.prediction.predictor import rebound
+from bothways.prediction.opening import rebound
 from bothways.sklearn import Classifier
 from bothways.tasks.text_task import TextColumns
 from closeness import assert_close

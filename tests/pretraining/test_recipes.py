@@ -44,13 +44,7 @@ from bothways.pretraining.config import (
     load_pretraining,
 )
 from bothways.pretraining.forecast import memory_demand
-from bothways.pretraining.recipes import (
-    GPU_RAMP,
-    RECIPES,
-    chosen_settings,
-    modern,
-    settings_of,
-)
+from bothways.pretraining.recipes import GPU_RAMP, RECIPES, chosen_settings, modern, settings_of
 from bothways.pretraining.run import pretrain
 from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, StableAdamW

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from bothways.prediction.predictor import Predictor, rebound
+from bothways.prediction.opening import rebound
+from bothways.prediction.predictor import Predictor
 from bothways.serving.app import App, app
 from bothways.serving.errors import Limits
 from bothways.serving.models import example_ranges

@@ -18,7 +18,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.hub.sentence_transformers import read_program_config
 from bothways.prediction.analysis.evaluation import sweep_layers
 from bothways.prediction.engine import evaluate_task, predict
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.opening import open_task_model
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding.examples import EmbedColumns, VectorExample
 from bothways.tasks.sentence_embedding.task import (

@@ -11,7 +11,7 @@ import pytest
 
 from bothways.core.errors import DataError
 from bothways.prediction.engine import evaluate_task, predict
-from bothways.prediction.predictor import open_task
+from bothways.prediction.opening import open_task
 from bothways.tasks.masked_lm import task as likelihood
 from bothways.tasks.masked_lm.task import LikelihoodTask, MaskFillingTask
 from bothways.tasks.text_task import TextColumns, TextExample

@@ -13,7 +13,7 @@ from bothways.model.families import gpt
 from bothways.model.heads import NextTokenHead
 from bothways.model.model import Model
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_task
+from bothways.prediction.opening import open_task
 from bothways.tasks.masked_lm.task import CompletionTask, LikelihoodTask, MinimalPairTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer

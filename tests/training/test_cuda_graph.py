@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.core.batch import (
-    Batch,
-    LabelTargets,
-    WindowWeight,
-    pack,
-    pad_batch,
-    round_up,
-)
+from bothways.core.batch import Batch, LabelTargets, WindowWeight, pack, pad_batch, round_up
 from bothways.core.errors import ConfigError
 from bothways.core.source import Sequence
 from bothways.data.masking import Vocabulary

@@ -8,13 +8,7 @@ import pytest
 
 from bothways.core.errors import CheckpointError, ResourceError
 from bothways.training import trackers
-from bothways.training.meter import (
-    EvaluationScores,
-    Speed,
-    StepReport,
-    report_values,
-    score_values,
-)
+from bothways.training.meter import EvaluationScores, Speed, StepReport, report_values, score_values
 from bothways.training.schedules import Hours, RunState, Steps, Tokens
 from bothways.training.trackers import JsonLines, TensorBoard
 from toy_training import TRAINING, metric_lines, session

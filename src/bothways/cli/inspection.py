@@ -237,7 +237,8 @@ def compare(
         compared by the log probability of each token given the others (likelihood).
     """
     from bothways.lab.sweeps import significance
-    from bothways.prediction.predictor import named_columns, open_task
+    from bothways.prediction.opening import open_task
+    from bothways.prediction.predictor import named_columns
 
     task_name = task or significance.default_task(significance.folders(a)[0])
     read_columns = None

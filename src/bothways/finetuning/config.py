@@ -22,19 +22,13 @@ from bothways.finetuning.lora import LoRA
 from bothways.finetuning.splits import DevPart, Split, parse_part
 from bothways.finetuning.stability import Stability
 from bothways.objectives.distillation import Teacher
-from bothways.prediction.predictor import open_finetuned
+from bothways.prediction.opening import open_finetuned
 from bothways.tasks.base import MIN_LENGTH, Direction, Task
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.training.checkpoint import Keep
 from bothways.training.optimizers import AdamW, BertAdam
-from bothways.training.run import (
-    PEER_NAMES,
-    SAME_SETTINGS,
-    TRAINING_NAMES,
-    Training,
-    expand_names,
-)
+from bothways.training.run import PEER_NAMES, SAME_SETTINGS, TRAINING_NAMES, Training, expand_names
 from bothways.training.schedules import Epochs, GoogleLinear, Linear
 
 

@@ -41,7 +41,7 @@ from bothways.hub.hf_config import RECORD
 from bothways.hub.provenance import stamp
 from bothways.hub.resolve import object_in, resolve, resolve_run
 from bothways.prediction import engine
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.opening import open_task_model
 from bothways.tasks import base
 from bothways.tasks.columns import TableTask, is_absent, require_columns
 from bothways.text.tokenizer import Tokenizer

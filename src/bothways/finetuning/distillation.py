@@ -33,7 +33,8 @@ from bothways.core.training_module import Loss, TrainingModule
 from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence
 from bothways.prediction import engine
-from bothways.prediction.predictor import open_task_model, unit
+from bothways.prediction.opening import open_task_model
+from bothways.prediction.predictor import unit
 from bothways.tasks.base import EncodedExample, TaskModel
 from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TextTargets
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask

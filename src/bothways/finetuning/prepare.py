@@ -49,15 +49,11 @@ from bothways.model.heads import Head
 from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
-from bothways.prediction.predictor import FolderRecord, open_task_model
+from bothways.prediction.opening import FolderRecord, open_task_model
 from bothways.prediction.session_model import open_static
 from bothways.tasks.base import TaskModel, examples_fingerprint, naming_advice
 from bothways.tasks.reranking.task import RerankingTask
-from bothways.tasks.sentence_embedding.task import (
-    Embedder,
-    SentenceEmbeddingTask,
-    sentence_config,
-)
+from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask, sentence_config
 from bothways.training.checkpoint import Best
 from bothways.training.encoding_checks import check_model
 from bothways.training.optimizers import AdamW, BertAdam, OptimizerConfig, OptimizerFactory

@@ -33,7 +33,8 @@ from bothways.data.tables import TableRow, open_table
 from bothways.data.text_io import COMPRESSED
 from bothways.hub.resolve import is_model_folder, resolve_run
 from bothways.prediction import PredictPrecision
-from bothways.prediction.predictor import Predictor, open_task_model
+from bothways.prediction.opening import open_task_model
+from bothways.prediction.predictor import Predictor
 from bothways.tasks.masked_lm.task import CompletionTask
 from bothways.tasks.text_task import TextExample
 

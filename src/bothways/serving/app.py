@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError, FolderError, call, optional
-from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.opening import open_task
+from bothways.prediction.predictor import Predictor
 from bothways.serving import compatible
 from bothways.serving.batcher import SMOOTHING, Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError, retry_after

@@ -20,11 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import BothwaysError, DivergedError
-from bothways.prediction.engine import (
-    decode_finite,
-    predict_encoded,
-    predict_sequences,
-)
+from bothways.prediction.engine import decode_finite, predict_encoded, predict_sequences
 from bothways.serving.errors import Limits, RequestError, retry_after
 from bothways.serving.models import ServedModel
 from bothways.tasks.base import EncodedExample

@@ -27,7 +27,7 @@ from bothways.core.errors import ConfigError, ResourceError, optional, require_u
 from bothways.core.terminal import ErrorStream
 from bothways.hub.provenance import digest_of_model, model_facts
 from bothways.prediction import PredictPrecision
-from bothways.prediction.predictor import open_task
+from bothways.prediction.opening import open_task
 from bothways.prediction.search.index import Index
 from bothways.serving.app import App, requests_log
 from bothways.serving.errors import RequestError

@@ -32,14 +32,7 @@ from bothways.core.terminal import quantity
 from bothways.model.heads import Head, LabelHead
 from bothways.tasks import base
 from bothways.tasks.base import Columns, E, EncodedExample, Output, P
-from bothways.tasks.columns import (
-    Column,
-    TableTask,
-    UnclearColumnError,
-    cell_of,
-    label_of,
-    text_of,
-)
+from bothways.tasks.columns import Column, TableTask, UnclearColumnError, cell_of, label_of, text_of
 from bothways.text.template import Template, assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 

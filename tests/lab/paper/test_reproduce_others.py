@@ -21,7 +21,7 @@ from bothways.lab.paper.pages import measured
 from bothways.lab.paper.run import PLANS, reproduce
 from bothways.lab.sweeps import runs as engine
 from bothways.lab.sweeps.runs import Series, SweepOutcome
-from bothways.prediction.predictor import open_task
+from bothways.prediction.opening import open_task
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.schedules import Epochs
 from heard_progress import Heard

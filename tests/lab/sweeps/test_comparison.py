@@ -18,7 +18,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.predictor import open_task
+from bothways.prediction.opening import open_task
 from bothways.tasks.text_task import TextColumns
 from commands import run_line
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv

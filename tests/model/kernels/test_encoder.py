@@ -20,7 +20,7 @@ from bothways.model.kernels.int8 import Int8Linear, quantize_weights
 from bothways.model.kernels.library import Feature, kernel_features
 from bothways.model.kernels.linear import CompiledLinear, PanelLinear
 from bothways.prediction.engine import predict, prepare_task_model
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.opening import open_task_model
 from bothways.tasks.base import TaskModel
 from bothways.tasks.text_task import TextExample
 from kernel_cases import (

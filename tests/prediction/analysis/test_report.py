@@ -24,7 +24,8 @@ from bothways.prediction.analysis import base, report as survey
 from bothways.prediction.analysis.analyses import ClassAnalysis
 from bothways.prediction.analysis.report import SHOWN, AnalysisResult, analyse, analysis_report
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
-from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.opening import open_task
+from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import Confusion
 from bothways.tasks.predictions import ClassPrediction
@@ -306,7 +307,7 @@ def test_the_page_says_what_it_is_computed_in(opened, analysed):
 def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("bothways.prediction.predictor.open_task", None)
+    monkeypatch.setattr("bothways.prediction.opening.open_task", None)
     for words, said in (
         (["--report", str(tmp_path)], "is a folder, not a file"),
         (["--report", str(tmp_path / "no" / "r.html")], "the parent folder does not exist"),

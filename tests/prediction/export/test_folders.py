@@ -39,7 +39,8 @@ from bothways.model.positions import Learned
 from bothways.prediction import session_model
 from bothways.prediction.export import folder as exporting
 from bothways.prediction.export.folder import write_export
-from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.opening import open_task
+from bothways.prediction.predictor import Predictor
 from bothways.prediction.session_model import FORMATS, open_onnx, open_openvino, openvino_core
 from bothways.tasks.sentence_embedding.task import save_sentence_encoder
 from commands import run_line

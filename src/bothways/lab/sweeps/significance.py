@@ -25,7 +25,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import quantity
 from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting
-from bothways.prediction.predictor import open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.columns import guess_note
 from bothways.tasks.metrics import error_reduction, errors_text

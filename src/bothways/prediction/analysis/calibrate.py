@@ -24,7 +24,8 @@ from bothways.hub.model_folder import check_replaceable, read_record, save_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.prediction.analysis.base import Calibration
 from bothways.prediction.analysis.evaluation import EvaluationData
-from bothways.prediction.predictor import Predictor, open_finetuned
+from bothways.prediction.opening import open_finetuned
+from bothways.prediction.predictor import Predictor
 from bothways.tasks import metrics
 from bothways.tasks.base import Metrics, TaskModel, examples_fingerprint, required, softmax
 from bothways.tasks.classification.task import ClassificationTask

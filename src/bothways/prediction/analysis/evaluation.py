@@ -39,7 +39,8 @@ from bothways.model.model import Encoder
 from bothways.prediction import PredictPrecision
 from bothways.prediction.analysis.report import analyse, analysis_report
 from bothways.prediction.engine import PredictionCounts, counting, predict
-from bothways.prediction.predictor import Predictor, named_columns, open_task_model
+from bothways.prediction.opening import open_task_model
+from bothways.prediction.predictor import Predictor, named_columns
 from bothways.prediction.prepared_model import GraphPrecision
 from bothways.tasks import base
 from bothways.tasks.columns import guess_note

@@ -32,15 +32,11 @@ from bothways.data.tables import HUB, RowError, without_revision
 from bothways.data.text_io import file_at, is_stream, matching_files
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction import PartFormat, PredictPrecision, Runtime, engine
-from bothways.prediction.predictor import Predictor, named_columns, open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
+from bothways.prediction.predictor import Predictor, named_columns
 from bothways.tasks.base import EncodedExample, Reading, Task
 from bothways.tasks.columns import guess_note, require_columns
-from bothways.tasks.predictions import (
-    CUT_TO_TOP,
-    VectorPrediction,
-    arrow_fields,
-    prediction_type,
-)
+from bothways.tasks.predictions import CUT_TO_TOP, VectorPrediction, arrow_fields, prediction_type
 from bothways.tasks.sentence_embedding.vectors import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns

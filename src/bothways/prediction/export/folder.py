@@ -40,7 +40,8 @@ from bothways.prediction.export.encoder_graph import (
     Separators,
 )
 from bothways.prediction.export.model_graph import build_graph, head_kind
-from bothways.prediction.predictor import Predictor, open_task, open_task_model
+from bothways.prediction.opening import open_task, open_task_model
+from bothways.prediction.predictor import Predictor
 from bothways.prediction.session_model import FORMATS
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, pool, projection_of, sentence_config

@@ -38,7 +38,8 @@ from bothways.core.files import local_path, near_path, read_object
 from bothways.data.tables import iter_rows
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction import PredictPrecision
-from bothways.prediction.predictor import Predictor, open_task, rebound
+from bothways.prediction.opening import open_task, rebound
+from bothways.prediction.predictor import Predictor
 from bothways.prediction.search import Mode, Stored, ranking
 from bothways.tasks.sentence_embedding.vectors import (
     ARRAY_FAULTS,
