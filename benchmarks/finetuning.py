@@ -167,7 +167,7 @@ def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     method = FinetuneConfig(training, plan.length, batch, task=job.task)
     begin = time.perf_counter()
     settings = dataclasses.replace(method, seed=plan.seed)
-    done = finetune(settings, start=model, train=unjudged, device="cpu", on_event=on_event)
+    done = finetune(settings, start=model, train=unjudged, device=plan.device, on_event=on_event)
     answers = [
         job.peer.answer_of(prediction) for _, prediction in predictions(done.task_model, data)
     ]

@@ -33,6 +33,7 @@ class Plan:
         defaults: both sides keep their own defaults; this library uses the processor's fastest
             precision.
         precision: precision of both sides otherwise.
+        device: where both sides compute, such as "cuda".
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Plan:
     padded: int | None = None
     defaults: bool = False
     precision: Literal["fp32", "bf16"] = "fp32"
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def train(
             eval_strategy="no",
             report_to=[],
             seed=plan.seed,
-            use_cpu=True,
+            use_cpu=plan.device == "cpu",
             bf16=plan.precision == "bf16",
             disable_tqdm=True,
         )
