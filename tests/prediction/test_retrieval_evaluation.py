@@ -1,5 +1,6 @@
 """Folders as BEIR's: the metrics of vectors and of BM25, their table, and a task of mteb."""
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import bothways
 from bothways.core.errors import ConfigError
 from bothways.prediction.search import evaluation
-from bothways.tasks.sentence_embedding.examples import read_beir
+from bothways.tasks.sentence_embedding.examples import read_beir, score_run
 from commands import run_line
 from heard_progress import Heard
 
@@ -45,6 +46,14 @@ def test_a_folder_is_ranked_as_by_all_cosines(tmp_path, masked, capsys):
     for query, row in zip(data.queries, cosines, strict=True):
         expected = dict(zip(data.documents, row.tolist(), strict=True))
         assert run[query] == pytest.approx(expected, abs=1e-6)
+    if importlib.util.find_spec("bm25s") is not None:
+        words = evaluation.rank_by_words(data, 2)
+        # Those that share a word with "the cat" and "a dog", of which articles do not count.
+        assert {name: {*scores} for name, scores in words.items()} == {
+            "q1": {"d0", "d3"}, "d2": {"d1", "d3", "d5"},
+        }  # fmt: skip
+        scores = score_run(evaluation.rank_by_words(data, 100), data.grades, evaluation.CUTOFFS)
+        assert done.retrieval["a"]["bm25"] == scores
     run_line("evaluate", masked, tmp_path / "all", "--json")
     tables = json.loads(capsys.readouterr().out)
     assert list(tables) == ["a", "b", "mean"]

@@ -104,6 +104,7 @@ def test_stored_vectors_find_the_same_documents(tmp_path, stored, least):
     hits = [{hit.id for hit in found(index, query, 10)} for query in queries]
     right = [{hit.id for hit in expected(documents, query, 10)} for query in queries]
     assert np.mean([len(a & b) / 10 for a, b in zip(hits, right, strict=True)]) >= least
+    assert "d0" not in {hit.id for hit in found(index, "text 0", 10)}
     assert index.vectors[np.array([3, 401])].shape == (2, WIDTH)
     # The scores are those of the decoded vectors.
     vectors = index.vectors[np.arange(len(index.ids))].astype(float)
@@ -451,6 +452,10 @@ def test_texts_without_an_id_get_numbers_that_no_document_has(tmp_path):
 def test_a_row_without_the_column_of_the_text_names_its_own():
     rows = [{"review": "a good film", "stars": 5}]
     assert [*read_texts(rows, text="review")] == [(None, "a good film")]
+    beir = {"_id": "x", "title": "A film", "text": "It is good."}
+    assert [*read_texts([beir, beir | {"title": ""}])] == [
+        ("x", "A film It is good."), ("x", "It is good."),
+    ]  # fmt: skip
     with pytest.raises(DataError, match=r"^text 1: has no column 'text'; it has review, stars\n"):
         next(read_texts(rows))
     # As Excel writes .csv in half of the world.
@@ -509,8 +514,10 @@ def test_a_graph_finds_what_is_exact(tmp_path, monkeypatch):
     documents = {**documents, "new": "text 301"}
     del documents["d7"]
     assert found(index, "text 7", exact=True) == expected(documents, "text 7")
-    hits = [({*found(index, q, 10)}, {*expected(documents, q, 10)}) for q in map(str, range(20))]
-    assert np.mean([len(actual & exact) for actual, exact in hits]) > 9
+    with monkeypatch.context() as patch:  # without the exact search of what a graph does not reach
+        patch.setattr("bothways.prediction.search.index.top_k", None)
+        hits = [({*found(index, q)}, {*expected(documents, q)}) for q in map(str, range(20))]
+    assert np.mean([len(actual & exact) for actual, exact in hits]) > 4.5
     # Of many equal texts a graph reaches some: the others are no hits, and none is one twice.
     equal = {"one": "text"} | {f"d{n:04}": f"text {n % 3}" for n in range(3000)}
     add(tmp_path / "equal", equal, graph=True)
