@@ -185,6 +185,16 @@ def test_a_guide_drops_what_it_ranks_above_the_positive(margin, documents):
     (ours,) = torch.autograd.grad(loss / 6, x)
     (theirs,) = torch.autograd.grad(expected, x)
     torch.testing.assert_close(ours, theirs)
+    if documents == 1:  # against all other texts, which the peer does not have in this form
+        (q, gq), (d, gd) = ((torch.nn.functional.normalize(x[n::2]), units[n::2]) for n in (0, 1))
+        bar, own = (gq * gd).sum(-1, keepdim=True) - (margin or 0.0), torch.eye(6, dtype=torch.bool)
+        sides = [(q @ d.T, (gq @ gd.T > bar) & ~own), (d @ q.T, (gd @ gq.T > bar) & ~own)]
+        sides += [(q @ q.T, (gq @ gq.T > bar) | own), (d @ d.T, (gd @ gd.T > bar) | own)]
+        assert all((dropped & ~own).any() for _, dropped in sides)
+        logits = torch.cat([cosines.masked_fill(out, -torch.inf) for cosines, out in sides], 1)
+        expected = (logits.div(0.1).logsumexp(1) - (q * d).sum(-1) / 0.1).sum()
+        loss = InBatchSoftmax(0.1, "all", margin=margin, guide="a folder")(x, targets)
+        torch.testing.assert_close(loss, expected)
 
 
 def test_widths_are_a_mean_and_fillers_are_dropped():
