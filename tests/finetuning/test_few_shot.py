@@ -91,6 +91,8 @@ def test_the_head_reads_the_vector_of_its_folder(model, tmp_path, pooling):
         expected = tuned.heads["labels"].dense(vector / vector.norm()).softmax(0)
     actual = torch.tensor(done.predictor().predict_proba(["the film"])[0])
     torch.testing.assert_close(actual, expected, check_dtype=False)
+    [of_pairs] = bothways.Predictor(pair_module(done.task_model, FewShot()))(["the film"])
+    np.testing.assert_allclose(of_pairs.vectors[0], vector, atol=1e-5)  # what the head reads
 
 
 def test_a_command_writes_a_folder_that_predicts_the_same(model, tmp_path, capsys):
