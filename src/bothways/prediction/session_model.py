@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -169,6 +170,8 @@ def open_onnx(file: Path) -> tuple[Run, str | None]:
         FolderError: the file is damaged.
         ResourceError: onnxruntime is not installed.
     """
+    # From 1.29 on it reports models to its maker, unless this is set when it is first imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     with optional("export", "running an exported model"):
         import onnxruntime
     options = onnxruntime.SessionOptions()

@@ -5,7 +5,9 @@ import functools
 import gc
 import itertools
 import json
+import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -242,6 +244,17 @@ def test_openvino_alone(classifier, data, tmp_path):
     assert stack_of_signals_is_mapped()
     # This package reports to the maker what is done; its modules would stay, if it had been read.
     assert not [name for name in sys.modules if name.startswith("openvino_telemetry")]
+
+
+def test_onnxruntime_reports_nothing(exported, tmp_path):
+    # A process that imports it keeps an identifier of the machine, and what it has yet to report.
+    settings = {"CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS"}  # each turns it off
+    variables = {name: value for name, value in os.environ.items() if name not in settings}
+    variables |= dict.fromkeys(("HOME", "XDG_CACHE_HOME"), str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    code = f"import bothways; bothways.load({str(exported)!r}, runtime='onnxruntime')('a film')"
+    subprocess.run([sys.executable, "-c", code], env=variables, check=True)
+    assert [*(tmp_path / "home").rglob(".onnxruntime/*")] == []
 
 
 def stack_of_signals_is_mapped() -> bool:
