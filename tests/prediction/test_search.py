@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import gc
 import itertools
@@ -23,7 +24,13 @@ import torch
 from hypothesis import given, strategies as st
 
 import bothways
-from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
+from bothways.core.errors import (
+    BothwaysError,
+    ConfigError,
+    DataError,
+    FolderError,
+    ResourceError,
+)
 from bothways.core.files import HIDDEN
 from bothways.core.progress import SILENT
 from bothways.indexes import read_texts
@@ -249,6 +256,23 @@ def test_a_mistake_in_a_change_leaves_the_index(tmp_path, monkeypatch):
     (tmp_path / "other" / "thesis.txt").touch()
     with pytest.raises(FolderError, match="holds other files than an index"):
         add(tmp_path / "other", {"a": "one"})
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="a system without it")
+def test_vectors_that_a_full_disk_has_no_room_for(tmp_path, monkeypatch):
+    """A page of a mapped file that the disk cannot take ends the process by SIGBUS."""
+    add(tmp_path / "index", {"a": "one"})
+
+    def reserve(descriptor: int, offset: int, size: int) -> None:
+        assert (offset, size) == (0, os.fstat(descriptor).st_size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    with pytest.raises(ResourceError, match="No space left") as caught:
+        add(tmp_path / "index", {"b": "two"})
+    assert caught.value.where == tmp_path / "index" / "vectors-2.npy"
+    monkeypatch.undo()
+    assert len(add(tmp_path / "index", {"c": "three"})) == 2
 
 
 def test_queries_that_do_not_fit(tmp_path):

@@ -19,11 +19,15 @@ import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bothways.core import errors
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.core.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike
 
 
 def near_path(path: Path, accepts: Callable[[Path], bool] = Path.is_file) -> Path | None:
@@ -224,6 +228,23 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
             hidden.replace(target)
         finally:
             hidden.unlink(missing_ok=True)
+
+
+def create_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+    """Create a .npy file of zeros, mapped for writing, and reserve its space.
+
+    Without, it has only a size, and a write that finds the disk full ends the process by SIGBUS.
+
+    Raises:
+        OSError: there is too little space.
+    """
+    from numpy.lib.format import open_memmap
+
+    array: np.memmap[Any, Any] = open_memmap(path, "w+", dtype, shape)
+    if hasattr(os, "posix_fallocate"):  # Linux
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -31,7 +31,7 @@ from torch.nn.utils import rnn
 from bothways.core.batch import IGNORED, Batch, Layout, TokenTargets
 from bothways.core.config.values import require_at_least, require_range, require_seed
 from bothways.core.errors import BothwaysError, ConfigError, report_findings
-from bothways.core.files import read_object, replace_folder
+from bothways.core.files import create_array, read_object, replace_folder
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
 from bothways.core.source import Sequence
@@ -232,8 +232,7 @@ def open_features(
         check_replaceable(folder, [_ABOUT, _VALUES], "features")
         with replace_folder(folder) as hidden:
             shape = (len(labels), len(cached) + len(missing), encoder.config.width)
-            file = hidden / _VALUES
-            table = np.lib.format.open_memmap(file, mode="w+", dtype="float32", shape=shape)
+            table = create_array(hidden / _VALUES, np.float32, shape)
             if cached:
                 table[:, : len(cached)] = np.load(folder / _VALUES, mmap_mode="r")
             extract(encoder, inputs, missing, table[:, len(cached) :], progress)

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import DataError, FolderError, optional
-from bothways.core.files import HIDDEN, lock_folder, replace_file, replace_text, surrogate_in
+from bothways.core.files import (
+    HIDDEN,
+    create_array,
+    lock_folder,
+    replace_file,
+    replace_text,
+    surrogate_in,
+)
 from bothways.core.progress import Progress
 from bothways.core.terminal import listed, quantity
 from bothways.prediction.search import ranking
@@ -229,7 +236,7 @@ class _Change:
         """Embed the new documents, and copy the vectors of the others."""
         record = self.record
         shape, dtype = (rows, record.width), ranking.DTYPES[record.stored]
-        codes = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        codes = create_array(path, dtype, shape)
         self.progress.stage("embedding", self.added)
         signs = list[NDArray[np.uint64]]()
         with self.path("texts", "jsonl").open("rb") as file:
@@ -266,7 +273,7 @@ class _Change:
 
         def write(path: Path) -> None:
             nonlocal error
-            codes = np.lib.format.open_memmap(path, "w+", np.int8, vectors.shape)
+            codes = create_array(path, np.int8, vectors.shape)
             for start in range(0, len(vectors), WINDOW):
                 coded = ranking.CodedVectors.of(vectors[start : start + WINDOW])
                 codes[start : start + WINDOW] = coded.codes
