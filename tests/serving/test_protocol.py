@@ -1,6 +1,7 @@
 """HTTP at its edges, by bytes on a socket, and by the clients of other languages, where these are installed."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -73,6 +74,16 @@ def test_an_offer_is_declined_for_each_request_of_a_connection(url, answer):
     get = b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
     assert exchange(url, get, last, pause=0.05).count(b"HTTP/1.1 200 ") == 2
     assert b" 405 " in exchange(url, b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n").splitlines()[0]
+
+
+@pytest.mark.parametrize("coding", ["content-length: 200000", "transfer-encoding: chunked"])
+def test_a_body_that_comes_after_its_answer_is_no_request(url, coding):
+    """A request that is refused by its head is answered while its body is on the way."""
+    lines = head(coding, length=None).replace(b"/classify", b"/nothing")
+    body = b" " * 200_000 if "length" in coding else chunked(b" " * 200_000, 10_000)
+    last = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    received = exchange(url, lines, body, lines, body, last, pause=0.1)
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"404", b"404", b"200"]
 
 
 def test_bodies_in_chunks_with_patience_and_uncompressed(url, answer):

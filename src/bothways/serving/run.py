@@ -195,6 +195,7 @@ class Connection(HttpToolsProtocol):
     _arriving: TimerHandle | None = None
     _stalled: TimerHandle | None = None
     _head_bytes = 0
+    _in_body = False
     _unread: tuple[Exchange, RequestError] | None = None
     _half_closed: TimerHandle | None = None
 
@@ -219,10 +220,13 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bound the size of what comes before a body, and the time it takes."""
-        if self._arriving is None and self._is_idle:
-            self._expect_head()
-        self._head_bytes += len(data)
-        self._unset_keepalive_if_required()
+        # The rest of a body whose request was answered before it has come, as a refused one is, has
+        # the time of an idle connection.
+        if not (self._in_body and self._is_idle) or self._unread:
+            if self._arriving is None and self._is_idle:
+                self._expect_head()
+            self._head_bytes += len(data)
+            self._unset_keepalive_if_required()
         try:
             self._parse(data)
         except httptools.HttpParserError:
@@ -281,7 +285,7 @@ class Connection(HttpToolsProtocol):
         if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             self._refuse("bad_request", _LONG_HEAD)
             raise ValueError(_LONG_HEAD)  # ends the parser
-        self._unread = self._refused_unread()
+        self._in_body, self._unread = True, self._refused_unread()
         if self._unread is None:
             self._stop_waiting()
             super().on_headers_complete()
@@ -295,6 +299,7 @@ class Connection(HttpToolsProtocol):
         """End a body; answer a request that is refused."""
         if self.parser.should_upgrade():
             return
+        self._in_body = False
         if self._unread is None:
             super().on_message_complete()
             return
