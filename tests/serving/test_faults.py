@@ -318,6 +318,13 @@ def test_a_key_and_a_host_by_themselves_are_one(application):
         with pytest.raises(ConfigError, match=f"{name!r} is not a name") as caught:
             app(**{"predictors": model, **names})
         assert caught.value.where in names
+    lines = app(model, keys=iter(["secret"]), hosts=iter(["localhost"]))
+    assert (lines._keys, lines.hosts) == ([b"secret"], ("localhost",))
+    wrong = {"keys": [b"a"], "hosts": 1, "limits": {}, "indexes": ["a"]}
+    for name, value in wrong.items():
+        with pytest.raises(ConfigError) as caught:
+            app(model, **{name: value})
+        assert caught.value.where == name
     for keys in ("", ["secret", ""], None):  # None: a variable that is not set
         with pytest.raises(ConfigError, match="a key is empty"):
             app(model, keys=keys)

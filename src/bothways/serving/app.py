@@ -15,7 +15,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence as Many
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -88,11 +88,14 @@ class App:
     ) -> None:
         if not models:
             raise ConfigError("there is no model to serve", where="predictors")
-        keys = [keys] if keys is None or isinstance(keys, str) else keys
-        hosts = [hosts] if isinstance(hosts, str) else hosts
+        keys = _listed(keys)  # an iterator would be empty below, and the server without keys
+        hosts = None if hosts is None else _listed(hosts)
         if not all(keys):  # which a request without a key would give
             fix = "Check the variable that gives it."
             raise ConfigError("a key is empty", where="keys", fix=fix)
+        for name, words in (("keys", keys), ("hosts", hosts or ())):
+            if not all(isinstance(word, str) for word in words):
+                raise ConfigError("must be texts", where=name, fix=f'Give a list: {name}=["…"].')
         self.limits = limits
         self.hosts = None if hosts is None else tuple(map(_host_name, hosts))
         self._files = pages() if playground else {}
@@ -493,6 +496,10 @@ class App:
                 self.batcher.cancel(ticket)
 
 
+def _listed(values: Any) -> list[Any]:
+    return [*values] if isinstance(values, Iterable) and not isinstance(values, str) else [values]
+
+
 def _host_name(host: str) -> str:
     """Return the name in a header `host` in lower case, such as `::1` of `[::1]:8080`."""
     return re.sub(r"(^[^:]*|\]):\d*$", r"\1", host).strip("[]").lower()
@@ -538,7 +545,7 @@ def app(
 
     Raises:
         ConfigError: there is no predictor, a name has other characters than letters, digits, ".",
-            "_" and "-", or a key is empty.
+            "_" and "-", a key is empty, or an argument has another type.
         FolderError: a model cannot be read, an index is damaged, or no predictor is for it.
         ResourceError: a package of the extra `serve` is not installed.
 
@@ -547,6 +554,11 @@ def app(
         >>> list(application.models.by_name)
         ['films']
     """
+    if not isinstance(limits, Limits):
+        raise ConfigError("must be Limits", where="limits", fix="Give Limits(texts=100), for one.")
+    if not isinstance(indexes, Mapping):
+        fix = 'Give their names: indexes={"NAME": FOLDER}.'
+        raise ConfigError("must be folders by name", where="indexes", fix=fix)
     by_name = predictors if isinstance(predictors, Mapping) else {"default": predictors}
     for name in (*by_name, *indexes):
         check_name(name, "predictors" if name in by_name else "indexes", "Choose another name.")
