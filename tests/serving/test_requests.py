@@ -113,7 +113,11 @@ def test_what_clients_always_send_is_accepted(client):
     options = {"use_cache": False, "wait_for_model": True, "use_gpu": False}
     answer(client, "/models/classify", {"inputs": "a", "options": options, "parameters": None})
     openai = {"input": "a", "model": "embed", "user": "u", "encoding_format": "float"}
-    answer(client, "/v1/embeddings", openai)
+    plain = answer(client, "/v1/embeddings", openai)
+    infinity = {"dimensions": 0, "modality": "text"}
+    assert answer(client, "/embeddings", openai | infinity)["data"] == plain["data"]
+    image = refusal(client, "/embeddings", openai | {"modality": "image"})
+    assert image[:3] == (422, "invalid", "modality")
     answer(client, "/embed", {"inputs": "a", "truncate": None, "truncation_direction": "Right"})
 
 

@@ -38,6 +38,9 @@ class EmbeddingsRequest(shapes.VectorRequest):
         shapes.BOUNDED,
     ]
     encoding_format: Literal["float", "base64"] = "float"
+    # Infinity's client always sends these two.
+    dimensions: shapes.Whole | None = Field(default=None, description="0 for all components")
+    modality: Literal["text"] | None = None
     user: shapes.Meaningless = None
 
 
