@@ -117,6 +117,9 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     assert embed.similarity(TEXTS[0], TEXTS).shape == (1, 3)
     assert embed.similarity(plain, plain).diagonal() == pytest.approx(np.ones(3))
     assert embed.similarity([], TEXTS).shape == (0, 3)
+    vectors = torch.tensor(plain, dtype=torch.bfloat16, requires_grad=True)  # numpy reads neither
+    expected = embed.similarity(vectors.detach().float().numpy(), TEXTS)
+    assert embed.similarity(vectors, TEXTS).tolist() == expected.tolist()
     assert embed.similarity_pairwise(plain, plain[::-1]) == pytest.approx(
         embed.similarity(plain, plain[::-1]).diagonal(), abs=1e-6
     )

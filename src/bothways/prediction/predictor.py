@@ -541,7 +541,10 @@ class Predictor:
     def _compared(self, *sides: Any) -> list[NDArray[np.float32]]:
         """Return texts or vectors as vectors `(texts, width)`, for cosines with length 1."""
         matrices = list[NDArray[np.float32]]()
-        for name, items in zip(("first", "second"), sides, strict=True):
+        for name, side in zip(("first", "second"), sides, strict=True):
+            # numpy reads no bf16, no tensor with a gradient and no memory of a GPU.
+            is_float = isinstance(side, torch.Tensor) and side.is_floating_point()
+            items = side.detach().float().cpu() if is_float else side
             try:
                 array = np.asarray(items)
             except ValueError:  # texts next to pairs: `encode` names the input that it cannot read
