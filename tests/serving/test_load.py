@@ -11,13 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import numpy as np
 import pytest
 
-from bothways.core.errors import FolderError
+from bothways.core.errors import FolderError, ResourceError
 from bothways.model.kernels import library
 from bothways.prediction import engine
 from bothways.serving import batcher
@@ -214,6 +214,19 @@ def test_weights_that_are_not_numbers_are_named(folder, caplog):
         answer = classify(url)
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
     assert ["not finite" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_process_without_its_threads_is_not_served(predictors, monkeypatch):
+    """As a worker of a program that has made the app before it forks, `gunicorn --preload`."""
+    forked = app({"films": predictors["classify"]})
+    fault = ResourceError("a model was opened before this process was forked", where="model")
+    monkeypatch.setattr(batcher, "predict_sequences", Mock(side_effect=fault))
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    receive, send = AsyncMock(side_effect=messages), AsyncMock()
+    asyncio.run(forked({"type": "lifespan"}, receive, send))
+    (answer,) = send.await_args.args
+    assert answer["type"] == "lifespan.startup.failed"
+    assert re.search("films: the model cannot compute a text: .*forked", answer["message"])
 
 
 def test_a_model_that_computes_no_numbers_is_not_served(folder, tmp_path):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bothways.core.errors import BothwaysError, DivergedError
+from bothways.core.errors import BothwaysError, DivergedError, ResourceError
 from bothways.prediction.engine import decode_finite, predict_encoded, predict_sequences
 from bothways.serving.errors import Limits, RequestError, retry_after
 from bothways.serving.models import ServedModel
@@ -367,6 +367,9 @@ def internal(error: BaseException, id: str) -> RequestError:
     if isinstance(error, DivergedError):
         _log.error("the prediction of request %s failed: %s", id, error.what)
         return RequestError("not_finite", error.what)
+    if isinstance(error, ResourceError):  # of this process, such as threads that a fork has ended
+        _log.error("request %s failed: %s", id, error)
+        return RequestError("internal", error.message("json"))
     if isinstance(error, BothwaysError):
         return RequestError("invalid", error.message("json"), param="inputs")
     _log.error("request %s failed", id, exc_info=error)
