@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import tempfile
 
 import pytest
 
@@ -65,3 +66,17 @@ def test_files_and_pipes_get_utf8_in_every_locale(stream, chosen, encoding, monk
     monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     cli.main()
     assert written.getvalue().decode(encoding) == "中文\n"
+
+
+def test_a_machine_without_a_temporary_folder_is_one_message(monkeypatch, capsys):
+    """As a container whose file system is read-only."""
+    monkeypatch.setattr(sys, "argv", ["bothways"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.setattr(cli, "app", lambda *_, **__: tempfile.gettempdir())
+    monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert (ended.value.code, "/nowhere" in said, "TMPDIR" in said) == (2, True, True)

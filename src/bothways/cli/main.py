@@ -303,17 +303,28 @@ def _run() -> None:
         # Python flushes once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        if error.errno in _OF_A_NAME and error.filename is not None:
-            message = f"{shortened(os.fsdecode(error.filename))}: cannot be used: {error.strerror}"
-            _fail(f"{message}\n  Choose another name, or give this user the permissions.")
-        if error.errno not in _OF_A_DISK:
-            raise
-        if error.filename is not None or not _is_full(sys.stdout.fileno()):
-            message = f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}"
-            _fail(f"{message}\n  Look at the disk, then {errors.render(errors.AGAIN)}.")
-        # Python flushes stdout once more at exit; send that to /dev/null.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
+        _fail_of_system(error)
+
+
+def _fail_of_system(error: OSError) -> None:
+    """End the program with the message for an error of names, the disk or temporary files.
+
+    Raises:
+        OSError: it is another one.
+    """
+    if error.errno in _OF_A_NAME and error.filename is not None:
+        message = f"{shortened(os.fsdecode(error.filename))}: cannot be used: {error.strerror}"
+        _fail(f"{message}\n  Choose another name, or give this user the permissions.")
+    if "temporary directory" in str(error.strerror):  # by tempfile, where nothing is writable
+        _fail(f"{error.strerror}\n  Set the variable TMPDIR to a folder that can be written.")
+    if error.errno not in _OF_A_DISK:
+        raise error
+    if error.filename is not None or not _is_full(sys.stdout.fileno()):
+        message = f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}"
+        _fail(f"{message}\n  Look at the disk, then {errors.render(errors.AGAIN)}.")
+    # Python flushes stdout once more at exit; send that to /dev/null.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
 
 
 def _out_of_memory(error: Exception) -> str:
