@@ -152,6 +152,7 @@ FAILURES: dict[str, tuple[Exception, str]] = {
     "gated": (refused(errors.GatedRepoError), GATED),
     "server": (refused(errors.HfHubHTTPError), f"{FAILED} Repository Not Found\n  Check"),
     "no route": (ConnectionError(), f"{FAILED} ConnectionError\n  Check the network"),
+    "no cache": (PermissionError(13, "Permission denied", "/root/.cache"), "HF_HOME"),
     "bad id": (errors.HFValidationError("Has -- in it"), f"{FAILED} Has -- in it"),
 }
 

@@ -242,4 +242,6 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
         cause = lines[0].removeprefix("Got: ")
         message = f"is not a folder here, and could not be downloaded from the Hub: {cause}"
         fix = "Check the network, or download it elsewhere and give the folder."
+        if getattr(error, "filename", None) is not None:  # a file of the cache, or the token
+            fix = "Set the variable HF_HOME to a folder with room that this user may write."
         raise FolderError(message, where=hub_id, fix=fix) from error
