@@ -43,6 +43,9 @@ os.fsync = lambda handle: None
 # A client of HTTP reads the certificates of all authorities, which takes longer than a request.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
+# onnxruntime reports models to its maker, unless this is set when it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 WITHOUT_AMX = ALL_FEATURES & ~Feature.AMX
 compiled = pytest.mark.skipif(
     not library.multiplies("int8"), reason="no compiled kernels for int8 here"
