@@ -151,6 +151,7 @@ def test_hub(monkeypatch):
         "no/such": ValueError("no such data set\nmore"),
         "old/script": RuntimeError("scripts are no longer supported"),
         "no/net": ConnectionError("no network\nat all"),
+        "no/cache": PermissionError(13, "Permission denied", "/root/.cache"),
         "no/end": httpx.RemoteProtocolError("Server disconnected"),  # the Hub's client raises it
     }
 
@@ -169,6 +170,7 @@ def test_hub(monkeypatch):
     assert "hub:no/such: cannot be read: no such data set\n" in failure("hub:no/such")
     assert "scripts are no longer supported" in failure("hub:old/script")
     assert "hub:no/net: cannot be read: no network\n" in failure("hub:no/net")
+    assert "HF_HOME" in failure("hub:no/cache")
     message = failure("hub:a/b", column="body")
     assert "hub:a/b:row 1: has no column 'body'; it has text, n" in message
     assert "not the name of a Hub data set" in failure("hub:a/b:c:d:e")

@@ -153,6 +153,7 @@ FAILURES: dict[str, tuple[Exception, str]] = {
     "server": (refused(errors.HfHubHTTPError), f"{FAILED} Repository Not Found\n  Check"),
     "no route": (ConnectionError(), f"{FAILED} ConnectionError\n  Check the network"),
     "no cache": (PermissionError(13, "Permission denied", "/root/.cache"), "HF_HOME"),
+    "no home": (RuntimeError("Could not determine home directory."), "HF_HOME"),
     "bad id": (errors.HFValidationError("Has -- in it"), f"{FAILED} Has -- in it"),
 }
 

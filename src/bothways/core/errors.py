@@ -331,6 +331,14 @@ def hub_errors() -> tuple[type[Exception], ...]:
     return OSError, ValueError, *(client.HTTPError for client in clients)
 
 
+def hub_advice(error: Exception, fix: str) -> str:
+    """Return advice for an error of the Hub's client: `fix`, unless it is of a file here."""
+    # pathlib raises a RuntimeError for a user without a home.
+    if getattr(error, "filename", None) is None and "home directory" not in str(error):
+        return fix
+    return "Set the variable HF_HOME to a folder with room that this user may write."
+
+
 @contextlib.contextmanager
 def optional(extra: str, purpose: str) -> Iterator[None]:
     """Turn a failing import inside the context into an error that names the extra to install.

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from bothways._version import __version__
 from bothways.core.config.values import checked
-from bothways.core.errors import ConfigError, FolderError, hub_errors, setting
+from bothways.core.errors import ConfigError, FolderError, hub_advice, hub_errors, setting
 from bothways.core.files import local_path, read_utf8, replace_folder
 from bothways.core.runtime.devices import require_threads
 from bothways.core.terminal import listed
@@ -641,7 +641,7 @@ def push_to_hub(
         lines = str(error).strip().splitlines() or [type(error).__name__]
         description = f"cannot be uploaded to the Hub: {lines[0]}"
         fix = "Check the network and the name; log in with a token that may write: hf auth login"
-        raise FolderError(description, where=repo_id, fix=fix) from error
+        raise FolderError(description, where=repo_id, fix=hub_advice(error, fix)) from error
     return str(commit.commit_url)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bothways.core.errors import FolderError, hub_errors, read_errors
+from bothways.core.errors import FolderError, hub_advice, hub_errors, read_errors
 from bothways.core.files import (
     local_path,
     near_path,
@@ -237,11 +237,9 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
         fix = f"Did you mean the folder {near}?" if near else fix
         message = "is neither a folder here nor a model on the Hub"
         raise FolderError(message, where=hub_id, fix=fix) from error
-    except hub_errors() as error:
+    except (RuntimeError, *hub_errors()) as error:  # pathlib's, of a user without a home
         lines = str(error).strip().splitlines() or [type(error).__name__]
         cause = lines[0].removeprefix("Got: ")
         message = f"is not a folder here, and could not be downloaded from the Hub: {cause}"
         fix = "Check the network, or download it elsewhere and give the folder."
-        if getattr(error, "filename", None) is not None:  # a file of the cache, or the token
-            fix = "Set the variable HF_HOME to a folder with room that this user may write."
-        raise FolderError(message, where=hub_id, fix=fix) from error
+        raise FolderError(message, where=hub_id, fix=hub_advice(error, fix)) from error
