@@ -4,14 +4,17 @@ import json
 import re
 import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from bothways.serving import run
 from bothways.serving.app import App, app
-from running_server import connect, exchange, wait_for
+from running_server import connect, exchange, running, wait_for
 from toy_predictors import TEXTS
 
 FOREIGN = Path(__file__).parent / "foreign"
@@ -84,6 +87,17 @@ def test_a_body_that_comes_after_its_answer_is_no_request(url, coding):
     last = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     received = exchange(url, lines, body, lines, body, last, pause=0.1)
     assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"404", b"404", b"200"]
+
+
+def test_a_request_that_comes_with_the_rest_of_a_body_is_answered(predictors, gate, monkeypatch):
+    monkeypatch.setattr(run, "KEEP_ALIVE_SECONDS", 0.3)
+    with running(app(predictors["classify"])) as url, connect(url) as connection:
+        connection.sendall(head(length=4).replace(b"/classify", b"/nothing"))
+        time.sleep(0.1)
+        connection.sendall(b"    " + head("connection: close") + BODY.encode())
+        threading.Timer(0.6, gate.release).start()
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"404", b"200"]
 
 
 def test_bodies_in_chunks_with_patience_and_uncompressed(url, answer):

@@ -288,6 +288,7 @@ class Connection(HttpToolsProtocol):
         self._in_body, self._unread = True, self._refused_unread()
         if self._unread is None:
             self._stop_waiting()
+            self._unset_keepalive_if_required()  # these may have come with the rest of a body
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
