@@ -10,20 +10,26 @@ import torch
 
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.progress import SILENT
 from bothways.core.source import Sequence
 from bothways.data.loader import ExampleBudget
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
+from bothways.model.families.catalogue import preset
 from bothways.model.positions import Rotary
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM
+from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
 from bothways.pretraining import run as pretraining
+from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.evaluation import with_probes
 from bothways.pretraining.run import PretrainResult, curves, pretrain, write_run_page
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, Keep
+from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Steps
 from bothways.training.trackers import read_records
 from heard_progress import Heard
@@ -62,16 +68,30 @@ def settings_for(corpus, probes=(), causal=False, **training) -> PretrainConfig:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["rotary", "causal"])
+@pytest.mark.parametrize("kind", ["rotary", "causal", "replaced"])
 def test_probes_change_no_update(corpus, files, kind):
     plain = settings_for(corpus, causal=kind == "causal")
+    if kind == "replaced":
+        size = {"width": 32, "depth": 1, "heads": 2, "intermediate_size": 64, "embedding": None}
+        encoder = fit_to_corpus(preset("deberta-v3-small"), corpus.tokenizer)
+        plain = dataclasses.replace(
+            settings_for(corpus, optimizer=AdamW(lr=0.1)),
+            encoder=dataclasses.replace(encoder, **size),
+            objective=ReplacedTokens(sharing="disentangled"),
+        )
+        files = files[1:]
     if kind == "rotary":
         encoder = dataclasses.replace(plain.encoder, position=Rotary(64))
         plain = dataclasses.replace(plain, encoder=encoder)
     both = (dataclasses.replace(plain, probes=probes) for probes in ((), files))
     without, probed = (pretrain(settings, corpus, device="cpu") for settings in both)
     assert equal(probed.training_module, without.training_module)
-    assert {PAIRS, TABLE} <= {*probed.metrics}
+    settings = dataclasses.replace(plain, probes=files)
+    again = with_probes(
+        lambda _: {}, settings, corpus.tokenizer, probed.training_module, parallel.Plan(), SILENT
+    )()
+    assert [PAIRS, TABLE][-len(files) :] == [name for name in again if "probe/acc" in name]
+    assert again.items() <= dict(probed.metrics).items()
     assert {name: probed.metrics[name] for name in without.metrics} == dict(without.metrics)
 
 

@@ -327,6 +327,8 @@ def with_probes(
         """Return metrics by name; equal on all ranks."""
         metrics = held_out(progress)
         progress.stage("probing")
+        # Where tables are sums of others, the model is a copy of what it was at the beginning.
+        model.load_state_dict(training_module.saved()["model"].state_dict())
         scores = parallel.from_main_rank(
             plan, lambda: {name: measure() for name, measure in measures.items()}
         )
