@@ -392,7 +392,7 @@ def _compute_step(
 ) -> step_cost.StepSeconds:
     """Compute the times of a step on cards from their data sheet."""
     encoder, phases, batch = settings.encoder, settings.phases, settings.batch
-    card, ranks, per_token, exchange = hardware.card, hardware.count, list[float](), 0.0
+    card, ranks, per_token = hardware.card, hardware.count, list[float]()
     rate, operations = hardware.utilisation * card.bf16, _operations(settings)
     for work, phase in zip(operations, phases, strict=True):
         # All blocks but one have a second forward pass.
@@ -403,15 +403,14 @@ def _compute_step(
     examples = isinstance(batch, ExampleBudget)
     of_rank = sum(p.share * batch.n * (p.length if examples else 1) for p in phases) / ranks
     mean = float(np.dot([phase.share for phase in phases], operations))
-    if ranks > 1:
-        # A ring sends 2·(r − 1)/r of the gradients; shards also gather weights in both passes. What
-        # the backward pass of the last microbatch hides is not counted.
-        sent = FLOAT * demand.parameters * (ranks - 1) / ranks
-        micro = math.ceil(max(1.0, of_rank / demand.microbatch))
-        total = sent * (1 + 2 * micro) if sharded else 2 * sent
-        compute = mean * min(float(demand.microbatch), of_rank) / rate
-        link = cards.NETWORK if ranks > cards.MACHINE else card.link
-        exchange = max(0.0, total / link - compute * BACKWARD / (1 + BACKWARD))
+    # A ring sends 2·(r − 1)/r of the gradients; shards also gather weights in both passes. What the
+    # backward pass of the last microbatch hides is not counted.
+    sent = FLOAT * demand.parameters * (ranks - 1) / ranks
+    micro = math.ceil(max(1.0, of_rank / demand.microbatch))
+    total = sent * (1 + 2 * micro) if sharded else 2 * sent
+    compute = mean * min(float(demand.microbatch), of_rank) / rate
+    link = cards.NETWORK if ranks > cards.MACHINE else card.link
+    exchange = max(0.0, total / link - compute * BACKWARD / (1 + BACKWARD))
     update = max(update, LAUNCHES * encoder.steps - mean * of_rank / rate)
     return step_cost.StepSeconds(tuple(per_token), update, exchange)
 
@@ -429,12 +428,10 @@ def measure_step(
     for model in models.values():
         compute_as(model.encoder, training, device)
     batches = []
-    for phase in settings.phases:  # random tokens in pairs of segments, with the phase's targets
+    for phase in settings.phases:  # random tokens, with the phase's targets
         draw, length = rng(settings.seed, "plan"), phase.length
         phase_objective, sequences = settings.objective_of(phase), list[Sequence]()
-        segments = (np.arange(length) >= length // 2).astype(np.int8)
-        if settings.encoder.segments < 2:
-            segments = np.zeros_like(segments)
+        segments = np.zeros(length, np.int8)
         for _ in range(max(1, min(SAMPLE, settings.microbatch_tokens) // length)):
             ids = draw.integers(5, size, length, dtype=np.int32)
             plain = Sequence(ids, segments, {"pair": LabelTargets(draw.integers(0, 2, 1))})

@@ -191,8 +191,6 @@ class Repeat:
     ) -> None:
         data, self.entries = recorded_data(folder), recorded_steps(folder)
         text = open_recorded(data) if corpus is None else corpus
-        if isinstance(text, Mapping) and [*text] == [""]:
-            text = text[""]
         # A schedule may be a function, which a file cannot hold; the record replaces it.
         file = folder / CONFIG
         tree = read_toml(file)

@@ -113,7 +113,6 @@ class _ChunkedLoss(torch.autograd.Function):
                 of_label = (targets.exp() / sums - 1) * counted
                 grad_logits[rows].scatter_(1, label, of_label.to(grad_logits.dtype))
             del shifted  # before the next rows take as much
-        ctx.mark_non_differentiable(hits)
         ctx.save_for_backward(grad_logits)
         return total, hits
 

@@ -130,9 +130,7 @@ class Mask(NamedTuple):
 
 def drop(x: Tensor, rate: float) -> tuple[Tensor, Mask]:
     """Return `x` after dropout on a CPU, and what a backward pass has to keep of it."""
-    if rate == 0:
-        return x, Mask(None, rate, 0)
-    seeded = Mask(None, rate, draw_seed())
+    seeded = Mask(None, rate, draw_seed() if rate else 0)
     mask = seeded.like(x)
     return mask.times(x), mask if x.numel() <= TUNING.dropout_mask_elements else seeded
 
