@@ -10,18 +10,18 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-from bothways.model.config import Dropouts, EncoderConfig, FromVector, PreNorm, Readout
+from bothways.model.config import Deep, Dropouts, EncoderConfig, FromVector, PreNorm, Readout
 from bothways.model.families.catalogue import preset
 from bothways.model.families.modernbert import MODERNBERT
 from bothways.model.families.weight_names import to_file_names
-from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead, SpanHead
 from bothways.model.init import without_weights
 from bothways.model.kernels.dropout import Dropout, dropout, keep_mask
 from bothways.model.model import Model
 from bothways.model.positions import Convolution, Disentangled
 
 SIGMA = 0.03
-HEADS = (MaskedHead(), PoolerHead(), PairHead(), LabelHead(4))
+HEADS = (MaskedHead(), PoolerHead(), PairHead(), LabelHead(4), SpanHead())
 
 
 def started(**settings: object) -> Model:
@@ -32,11 +32,12 @@ def started(**settings: object) -> Model:
 
 @pytest.mark.parametrize("settings", [
     {}, {"order": PreNorm()}, {"position": Disentangled(64, convolution=Convolution(3))},
-], ids=["post", "pre", "convolution"])  # fmt: skip
+    {"readout": Readout(span=Deep())},
+], ids=["post", "pre", "convolution", "deep"])  # fmt: skip
 def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(settings):
     model = started(**settings)
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
-    assert len(norms) == 2 * 2 + 1 + 1 + ("position" in settings)
+    assert len(norms) == 2 * 2 + 1 + 1 + len({"position", "readout"} & {*settings})
     for name, parameter in model.state_dict().items():
         if name.endswith("bias"):
             assert not parameter.any(), name
@@ -83,7 +84,7 @@ def test_two_models_start_differently_and_a_seed_starts_equal_ones():
 
 
 def test_heads_are_where_they_were_asked_for():
-    assert set(started().heads) == {"masked", "pooler", "pair", "labels"}
+    assert set(started().heads) == {"masked", "pooler", "pair", "labels", "span"}
     assert set(Model(started().config, [PoolerHead()]).heads) == {"pooler"}
     config = EncoderConfig(9, 8, 1, 1, 8, dropout=Dropouts(0.25))
     for rate, expected in ((None, 0.25), (0.0, 0.0), (0.5, 0.5)):

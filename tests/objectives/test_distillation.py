@@ -414,7 +414,7 @@ def test_mistakes_are_one_message(teacher, corpus, tmp_path):
     settings_of(tmp_path / "bare", corpus, "minilm")
 
 
-def test_recipes_are_the_settings_of_the_papers(teacher):
+def test_recipes_are_the_settings_of_the_papers(teacher, tmp_path):
     student = shape(heads=2)
     settings = distilbert(student, str(teacher))
     assert settings.objective.losses == (
@@ -426,6 +426,9 @@ def test_recipes_are_the_settings_of_the_papers(teacher):
     assert (settings.training.clip_norm, settings.training.schedule) == (5.0, Linear(0.05))
     [relations] = minilm(student, str(teacher)).objective.losses
     assert relations == Relations(1.0, 32, None)  # the most that divide both widths, up to 48
+    deep = make_folder(tmp_path / "deep", num_hidden_layers=24)
+    [relations] = minilm(student, str(deep)).objective.losses
+    assert relations.teacher_layer == 21
 
 
 def test_every_pair_of_losses_is_one_objective(teacher):

@@ -170,6 +170,8 @@ def test_a_larger_model_repeats_the_smaller_one(corpus):
     torch.manual_seed(0)
     start = Model(small(vocab=corpus.tokenizer.size), [MaskedHead()])
     larger = small(vocab=corpus.tokenizer.size, width=64, depth=5, heads=4, intermediate_size=80)
+    start.kept = {"config.json": {"reference": "no bit of a weight"}}
+    assert grow(start, larger).kept == start.kept
     grown = grow(start, larger).state_dict()
     state = {name: tensor.double().numpy() for name, tensor in start.state_dict().items()}
     for layer, origin in enumerate((0, 1, 1, 2, 2)):  # 1 + int(n · 2/4 + ½) of 1 … 3

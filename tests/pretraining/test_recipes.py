@@ -44,7 +44,14 @@ from bothways.pretraining.config import (
     load_pretraining,
 )
 from bothways.pretraining.forecast import memory_demand
-from bothways.pretraining.recipes import GPU_RAMP, RECIPES, chosen_settings, modern, settings_of
+from bothways.pretraining.recipes import (
+    GPU_RAMP,
+    NARROW,
+    RECIPES,
+    chosen_settings,
+    modern,
+    settings_of,
+)
 from bothways.pretraining.run import pretrain
 from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, StableAdamW
@@ -335,6 +342,9 @@ def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest():
     assert settings.training.schedule == Cosine(0.06)
     assert settings.training.optimizer == BertAdam(lr=1e-3, betas=(0.9, 0.98))
     assert notes == []
+    hour = lambda base: load_pretraining(base, ["until=0.2 hours"])  # noqa: E731
+    [note] = chosen_settings(None, encoder, None, hour)[1]
+    assert "the recipe short" in note
     _, notes = chosen("optimizer=lamb")
     assert len(notes) == 1
     assert "lr=0.00176" in notes[0]
@@ -346,6 +356,8 @@ def test_on_a_small_gpu_fewer_tokens_go_through_the_model_at_once(model, memory)
     settings, _ = chosen_settings("short", preset(model), None, change, memory)
     assert settings.microbatch_tokens < RECIPES["short"](preset(model)).microbatch_tokens
     assert memory_demand(settings).fits(memory, torch.device("cuda"))
+    none_fits, _ = chosen_settings("short", preset(model), None, change, 1e6)
+    assert none_fits == settings_of("short", preset(model), gpu=True)
 
 
 @pytest.mark.parametrize(
@@ -368,6 +380,8 @@ def test_updates_fill_a_gpu_and_fit_into_it(recipe, batch, run):
     assert [phase.length for phase in settings.phases[:2]] == [16, 128]
     assert sum(phase.share for phase in settings.phases) == pytest.approx(1)
     assert 4096 < settings.microbatch_tokens <= 65_536
+    highest = RECIPES["short" if encoder.width <= NARROW else recipe](encoder).training.optimizer
+    assert settings.training.optimizer == highest
     assert memory_demand(settings).fits(memory, torch.device("cuda"))
     own = chosen("batch.n=1000000", "microbatch_tokens=512", "lr=3e-4")
     assert (own.batch.n, own.microbatch_tokens, own.training.optimizer.lr) == (1_000_000, 512, 3e-4)

@@ -99,6 +99,7 @@ def test_shown_sequences_are_those_that_a_run_reads(corpus, monkeypatch, kind, s
                 tuple((at, *sorted(targets[at].items())) for at in sorted(targets)), tuple(labels.items()),
             ))  # fmt: skip
     assert sorted(map(rows, shown.sequences)) == sorted(expected)
+    assert bool(shown.notes) == (kind == "replaced_tokens")
     assert len(expected) == 6
     changes = {t.change for sequence in shown.sequences for t in sequence.tokens}
     assert changes - {"", "masked", "random", "kept"} == set()
@@ -213,7 +214,13 @@ def test_the_command_prints_and_writes(corpus, my_bert, tmp_path, capsys, monkey
     [line] = capsys.readouterr().out.splitlines()
     assert [token["token"] for token in json.loads(line)["tokens"]][:2] == ["[CLS]", "a"]
     run_line("show", my_bert, "a film", "--layer", 1, "--head", 2)
-    assert "Attention of layer 1, head 2" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "Attention of layer 1, head 2" in output
+    assert output.count("%") == 4 * 3  # three keys of each of four tokens
+    run_line("show", my_bert, "a film", "--layer", 1)
+    assert "the mean of 2 heads" in " ".join(capsys.readouterr().out.split())
+    run_line("show", my_bert, "a film", "--layer", 1, "--json")
+    assert len(json.loads(capsys.readouterr().out)["layer"]["norms"]) == 3
     page = tmp_path / "page.html"
     run_line("show", my_bert, "a film", "objective=masked_lm", "--layer", 1, "--out", page)
     assert capsys.readouterr().out == ""

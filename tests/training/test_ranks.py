@@ -405,7 +405,9 @@ def test_a_lost_rank_is_one_message(error, monkeypatch, capsys):
 
 
 def test_other_errors_of_a_step_stay_as_they_are(monkeypatch):
-    for error in (RuntimeError("shapes differ"), DivergedError("gloo"), KeyboardInterrupt()):
+    diverged, interrupted = DivergedError("rank 1"), KeyboardInterrupt()
+    diverged.__cause__ = interrupted.__cause__ = RuntimeError(GLOO)  # of a rank that ends, too
+    for error in (RuntimeError("shapes differ"), diverged, interrupted):
         with pytest.raises(type(error)) as caught, Watchdog(Plan(3, 4, 3), None):
             raise error
         assert caught.value is error
