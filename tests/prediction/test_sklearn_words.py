@@ -120,6 +120,8 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     vectors = torch.tensor(plain, dtype=torch.bfloat16, requires_grad=True)  # numpy reads neither
     expected = embed.similarity(vectors.detach().float().numpy(), TEXTS)
     assert embed.similarity(vectors, TEXTS).tolist() == expected.tolist()
+    with pytest.raises(DataError, match=r"^input 1: "):
+        embed.similarity([*vectors.detach()], TEXTS)
     assert embed.similarity_pairwise(plain, plain[::-1]) == pytest.approx(
         embed.similarity(plain, plain[::-1]).diagonal(), abs=1e-6
     )

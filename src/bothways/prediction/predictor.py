@@ -547,7 +547,7 @@ class Predictor:
             items = side.detach().float().cpu() if is_float else side
             try:
                 array = np.asarray(items)
-            except ValueError:  # texts next to pairs: `encode` names the input that it cannot read
+            except (TypeError, ValueError):  # of bf16, pairs: `encode` names what it cannot read
                 array = np.empty(0)
             if array.dtype.kind in "biu" and array.size:  # codes of `encode(…, precision="int8")`
                 message = f"is of type {array.dtype}: codes are not compared as vectors"
