@@ -750,7 +750,7 @@ def distil(  # noqa: PLR0913 – one option per question
         fix = "Leave it out; held_out=0.01 sets aside text."
         require_unset(f"is for labelled data, and {data} is a corpus", fix, dev=dev)
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
-        base: Any = recipes.distillation(teacher, text, name, recipe)
+        base: Any = recipes.distillation(teacher, name, recipe)
         check_shape(base.encoder, name, settings, config, "student")
         start = _student_start(base, name, teacher, _path(config))
         settings = {"objective.teacher": teacher, **start, **settings}

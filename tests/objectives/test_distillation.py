@@ -23,6 +23,7 @@ from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.hub.model_folder import load_model
+from bothways.model.attention.patterns import Causal
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
@@ -292,7 +293,7 @@ SHORT = (
 def settings_of(
     teacher: Path, corpus: Corpus, recipe: str, *more: str, **named: str
 ) -> PretrainConfig:
-    base = distillation(str(teacher), corpus, recipe=recipe, **named)
+    base = distillation(str(teacher), recipe=recipe, **named)
     return reader.load(PretrainConfig, base=base, overrides=[*SHORT, *more])
 
 
@@ -382,6 +383,10 @@ def test_mistakes_are_one_message(teacher, corpus, tmp_path):
     refused("16 of the student and 32 of the teacher", (CosineStates(),), width=16)
     refused("5 relation heads must divide the widths 32", (Relations(heads=5),))
     refused("must be from 1 to 4, not 5", (Relations(heads=8, teacher_layer=5),))
+    refused("heads: must be at least 1, not 0", (Relations(heads=0),))
+    refused("does not fit this encoder", (MaskedTokens(),), patterns=(Causal(),))
+    causal = shape(heads=2, patterns=(Causal(),))
+    assert Distillation(str(teacher), (Relations(heads=8),)).models(causal)["model"].heads == ()
     refused("each kind once, not cosine, cosine", (CosineStates(), CosineStates()))
     refused("each kind once, not none", ())
     refused("must be above 0, not -1", (CosineStates(-1.0),))
@@ -429,6 +434,7 @@ def test_recipes_are_the_settings_of_the_papers(teacher, tmp_path):
     deep = make_folder(tmp_path / "deep", num_hidden_layers=24)
     [relations] = minilm(student, str(deep)).objective.losses
     assert relations.teacher_layer == 21
+    assert distillation(str(teacher), "bert-tiny", "minilm").encoder.vocab == SIZE
 
 
 def test_every_pair_of_losses_is_one_objective(teacher):

@@ -16,7 +16,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.objectives.masked_lm import MaskedLM
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import (
     ALL_PEER_NAMES,
@@ -82,6 +82,8 @@ def test_the_recipe_follows_the_budget_in_python_too(corpus, monkeypatch):
     monkeypatch.setattr("bothways.pretraining.run.pretrain", lambda run, *_, **__: seen.append(run))
     for until, recipe in (("5 minutes", None), ("2 hours", None), ("5 minutes", "modern")):
         bothways.pretrain(corpus, "bert-tiny", until=until, recipe=recipe, lr=2e-3)
+    bothways.pretrain(corpus, "bert-tiny", MaskedLMNextSentence())
+    assert seen.pop().objective == MaskedLMNextSentence()
     assert [run.evaluation_tokens for run in seen] == [20_000, 200_000, 200_000]
     assert [flatten(configs.to_dict(run))["training.optimizer.lr"] for run in seen] == [2e-3] * 3
 
@@ -104,8 +106,10 @@ def test_arguments_have_priority_over_the_file_of_another_run(corpus, tmp_path, 
         bothways.pretrain(corpus, model, config=file, **settings)
     bothways.pretrain(corpus, start=new, config=file)
     other = {"objective.teacher": f"{new}/", "start": "none", "start_layers": "none"}
-    taught = load_pretraining(distillation(new, corpus), other)
+    taught = load_pretraining(distillation(new), other)
     file.write_text(configs.to_toml(taught))
+    with pytest.raises(ConfigError, match=r"student: is given, and .* with another depth"):
+        bothways.distil(new, corpus, "bert-tiny", config=file)
     bothways.distil(new, corpus, config=file)
     bothways.distil(new, corpus, new, config=file, **{"encoder.depth": 2})
     assert [run.encoder.width for run in seen] == [tiny.width] * 6
@@ -117,7 +121,7 @@ def test_arguments_have_priority_over_the_file_of_another_run(corpus, tmp_path, 
         Model(dataclasses.replace(tiny, depth=4), [MaskedHead()]),
         corpus.tokenizer,
     )
-    taught = distillation(str(tmp_path / "old"), corpus)
+    taught = distillation(str(tmp_path / "old"))
     assert taught.start_layers == (1, 4)
     file.write_text(configs.to_toml(dataclasses.replace(taught, encoder=tiny)))
     bothways.distil(new, corpus, config=file, **{"encoder.depth": 1})

@@ -528,7 +528,7 @@ def plan(  # noqa: PLR0913 – one option per question
         check_shape(encoder, model, changes, config)
         run, notes = chosen_settings(recipe, encoder, None, with_settings, gpu, config)
     else:
-        base = distillation(teacher, text, model, recipe)
+        base = distillation(teacher, model, recipe)
         check_shape(base.encoder, model, changes, config)
         changes["objective.teacher"] = teacher
         run = with_settings(base)

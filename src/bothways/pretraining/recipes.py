@@ -19,7 +19,6 @@ import torch
 from bothways.core.config.reader import replaced_members
 from bothways.core.config.values import require_choice
 from bothways.core.errors import ConfigError, argument, setting
-from bothways.data.corpus import Corpus
 from bothways.data.loader import BatchSize, ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
 from bothways.data.segments import FullSentences
@@ -428,7 +427,7 @@ DISTILLING = {"distilbert": distilbert, "minilm": minilm}
 
 
 def distillation(
-    teacher: str, corpus: Corpus | None, student: str | None = None, recipe: str | None = None
+    teacher: str, student: str | None = None, recipe: str | None = None
 ) -> PretrainConfig:
     """Return the settings of a run in which a student learns from a teacher.
 
@@ -438,8 +437,8 @@ def distillation(
 
     Args:
         teacher: a model folder, the folder of a run, or a Hub id.
-        corpus: None for a forecast without one: the vocabulary is then as large as the teacher's.
-        student: a preset, or a model folder; None for half of the teacher's layers.
+        student: a preset, which gets the teacher's vocabulary, or a model folder; None for half of
+            the teacher's layers.
         recipe: "distilbert" or "minilm"; None for the first.
 
     Raises:
@@ -454,11 +453,7 @@ def distillation(
     if student is None:
         encoder: EncoderConfig = dataclasses.replace(source, depth=max(1, source.depth // 2))
     elif student in PRESETS:
-        encoder = preset(student)
-        if corpus is None:
-            encoder = with_vocabulary(encoder, source.vocab, source.pad)
-        else:
-            encoder = build.fit_to_corpus(encoder, corpus.tokenizer)
+        encoder = with_vocabulary(preset(student), source.vocab, source.pad)
     else:
         encoder = build.start_encoder(student)
     settings = DISTILLING[recipe](encoder, teacher)
