@@ -77,6 +77,8 @@ def test_a_name_of_transformers_with_another_meaning_is_told_the_setting(name, t
 def test_warmup_steps_below_1_are_a_share_as_in_transformers_5(share):
     given = load_config(BASE, {"warmup_steps": share})
     assert given == load_config(BASE, {"warmup": float(share)}) != BASE
+    with pytest.raises(ConfigError, match="warmup"):
+        load_config(BASE, {"warmup_steps": "many"})
 
 
 def test_a_schedule_by_name_keeps_its_settings_in_any_order():

@@ -10,7 +10,7 @@ from bert_peers import FAMILIES, draw_config, draw_input, peer
 from bothways.core.batch import LabelTargets, Layout, TokenTargets
 from bothways.core.errors import ConfigError
 from bothways.model.attention.dispatch import attend
-from bothways.model.attention.mask import AttentionView
+from bothways.model.attention.mask import AttentionView, RotaryTables
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.attention.probabilities import attention_probabilities
 from bothways.model.config import Sharing
@@ -72,7 +72,8 @@ def test_probabilities_times_values_are_the_output(pattern):
     layout = Layout.of(SHORT)
     qkv, other = torch.randn(2, layout.tokens, 3, 2, 4)
     chosen = torch.rand(layout.tokens) < 0.2
-    view = AttentionView(layout, pattern, global_attention_mask=chosen)
+    rotary = RotaryTables.of(layout.positions, 4, 100.0)
+    view = AttentionView(layout, pattern, rotary, global_attention_mask=chosen)
     global_qkv = other if view.has_global_tokens else None
     shares = attention_probabilities(qkv, view, global_qkv=global_qkv)
     assert [tuple(share.shape) for share in shares] == [(2, n, n) for n in SHORT]

@@ -16,11 +16,11 @@ from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig, Readout
 from bothways.model.families.catalogue import preset
 from bothways.model.model import Encoder
 from bothways.objectives.gpt_bert import GPTBERT
-from bothways.objectives.masked_lm import MaskedLM
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import scored_objective
 from bothways.pretraining.forecast import predicted_share
@@ -80,6 +80,22 @@ def test_losses_and_gradients_are_those_of_the_formula(training):
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
     check_splits(module, sequences)
+
+
+def test_a_vector_that_both_heads_read_has_both_gradients(monkeypatch):
+    """The token after [CLS] is predicted from its vector, which the head of pairs reads, too."""
+    objective = MaskedLMNextSentence(masking=Masking(0.4))
+    module = build_module(objective, dataclasses.replace(CONFIG, readout=Readout(shifted=True)))
+    batch = pack(draw_sequences(objective, LENGTHS))
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        loss = weighted_sum(module.double()(batch), module.weights(batch), {})
+        return torch.autograd.grad(loss, [*module.parameters()], materialize_grads=True)
+
+    few, forward = gradients(), Encoder.forward
+    monkeypatch.setattr(Encoder, "forward", lambda encoder, batch, only: forward(encoder, batch))
+    for a, b in zip(few, gradients(), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_kinds_are_drawn_by_the_key_and_masks_are_those_of_masked_lm():

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -86,6 +87,8 @@ def test_the_domain_is_learned_and_measured_before_and_after(tmp_path, tokenizer
     )  # fmt: skip
     for name in ("domain", "general"):
         assert again.after[name]["perplexity"] < 0.8 * again.before[name]["perplexity"]
+    pairs = itertools.product(("domain", "general"), ("accuracy/masked", "perplexity"))
+    assert [tuple(row[:2]) for row in again.comparison()] == [*pairs]
     assert "held-out/domain/loss/masked" not in again.run.metrics, "there is no mixture"
     assert not again.new_head
     assert again.vocabulary.domain.fertility > 1.05 * again.vocabulary.general.fertility

@@ -248,10 +248,14 @@ def test_a_run_without_its_record_is_refused(short_run):
 def test_another_result_than_the_recorded_one_is_reported(short_run, capsys, monkeypatch):
     metrics = short_run / "metrics.jsonl"
     rows = metric_lines(short_run)
-    changed = [{**row, "gradient_norm": 7.5} if row["step"] == 2 else row for row in rows]
+    changed = [
+        {**row, "gradient_norm": 7.5} if row["step"] == 2 else row
+        for row in rows if row["step"] < 3
+    ]  # fmt: skip
     metrics.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
     found = repeat_step(short_run, 3)
     assert (found.difference.step, found.difference.recorded) == (2, 7.5)
+    assert found.compared == 2
     run_line("inspect-step", short_run, "3")
     shown = capsys.readouterr().out
     assert "At step 2 the run recorded a gradient norm of 7.5" in shown

@@ -17,8 +17,9 @@ from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Masking
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import MaskedHead, PairHead, PoolerHead, token_head
 from bothways.model.model import Model
+from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
@@ -221,11 +222,17 @@ def test_a_model_of_sentence_order_is_scored_on_the_order(corpus, tmp_path, caps
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("albert-base", "masked_lm_sop"), ("bert-tiny", "masked_lm_nsp")]
+    ("name", "objective", "kind"),
+    [
+        ("albert-base", MaskedLM(), "masked_lm_sop"),
+        ("bert-tiny", MaskedLM(), "masked_lm_nsp"),
+        ("gpt2", CausalLM(), "causal_lm"),
+    ],
 )
-def test_without_a_record_the_family_says_what_pairs_are(name, kind, corpus, tmp_path):
-    encoder = short_run(corpus, MaskedLM(), name).encoder
-    save_model(tmp_path / "model", Model(encoder, HEADS), corpus.tokenizer)
+def test_without_a_record_the_family_says_what_pairs_are(name, objective, kind, corpus, tmp_path):
+    encoder = short_run(corpus, objective, name).encoder
+    heads = (token_head(encoder), *HEADS[1:])
+    save_model(tmp_path / "model", Model(encoder, heads), corpus.tokenizer)
     assert scored_objective(str(tmp_path / "model")).kind == kind
 
 

@@ -12,7 +12,7 @@ import transformers
 import bothways
 from bothways.core.errors import ConfigError
 from bothways.hub.model_folder import load_model
-from bothways.model.config import EncoderConfig
+from bothways.model.config import Bias, EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
@@ -170,6 +170,12 @@ def test_a_larger_model_repeats_the_smaller_one(corpus):
     torch.manual_seed(0)
     start = Model(small(vocab=corpus.tokenizer.size), [MaskedHead()])
     larger = small(vocab=corpus.tokenizer.size, width=64, depth=5, heads=4, intermediate_size=80)
+    keyless = {"bias": Bias(key=False), "vocab": corpus.tokenizer.size}
+    biased = Model(small(**keyless), [MaskedHead()])
+    torch.nn.init.normal_(biased.encoder.blocks[0].attention.bias)
+    bias = grow(biased, dataclasses.replace(larger, **keyless)).encoder.blocks[0].attention.bias
+    halves = np.split(biased.encoder.blocks[0].attention.bias.detach().numpy(), 2)
+    assert np.array_equal(bias.detach(), np.concatenate([tiled(half, 64, 0) for half in halves]))
     start.kept = {"config.json": {"reference": "no bit of a weight"}}
     assert grow(start, larger).kept == start.kept
     grown = grow(start, larger).state_dict()

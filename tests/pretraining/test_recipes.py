@@ -336,6 +336,11 @@ def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest():
     assert settings.objective.masking == ReplacedTokens().masking
     assert len(notes) == 1
     assert "masking.rate=0.15" in notes[0]
+    words = ["objective=replaced_tokens"]
+    settings, _ = chosen_settings(
+        "short", encoder, "run", lambda base: load_pretraining(base, words)
+    )
+    assert settings.encoder == encoder  # of a model to start from
     _, notes = chosen("objective=replaced_tokens", "objective.masking.rate=0.2")
     assert notes == []
     settings, notes = chosen("schedule=cosine", "optimizer=bert_adam")

@@ -140,6 +140,11 @@ def test_draws_of_a_text_differ_and_repeat(my_bert):
     three = draw(count=3)
     assert len({*map(tuple, three)}) > 1
     assert draw(count=1, step=2) == [three[1]]
+    kinds = ("masked-lm", "masked-lm-nsp")
+    notes = [
+        bothways.show(my_bert, "a film", objective=kind, progress=False).notes for kind in kinds
+    ]
+    assert [*map(len, notes)] == [0, 1]  # its pairs need documents
 
 
 def test_a_pair_in_use_has_the_rows_of_the_figure(my_bert):
