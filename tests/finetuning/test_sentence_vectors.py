@@ -400,8 +400,8 @@ def test_a_folder_of_beirs_form_is_training_data(model, tmp_path):
     rows = pairs(60, 0)
     grades = beir_folder(tmp_path / "beir", rows) / "qrels"
     read = [*SentenceEmbeddingTask().read(str(grades / "dev.tsv")).examples]
-    assert [(e.text, e.text_b, e.negatives) for e in read] == [
-        (row["anchor"], row["positive"], (rows[40 + n - 1]["positive"],))
+    assert [(e.text, e.text_b, e.positives, e.negatives) for e in read] == [
+        (row["anchor"], row["positive"], (), (rows[40 + n - 1]["positive"],))
         for n, row in enumerate(rows[40:])
     ]
     train, dev = grades / "train.tsv", grades / "dev.tsv"

@@ -266,10 +266,12 @@ def test_spans_slice_the_text_back_into_words(words):
 
 def test_neighbours_are_of_the_document_and_no_more_than_can_be_read():
     made = [(number // 500, TagExample((str(number),) * 7, ("O",) * 7)) for number in range(600)]
-    found = list(with_context(iter([*made, (None, TagExample(("x",)))])))
+    alone = [(None, TagExample(("x",))), (None, TagExample(("y",)))]
+    found = list(with_context(iter([*made, *alone])))
+    assert found[-2:] == [example for _, example in alone]
     words = tuple(example.words for _, example in made)
-    assert tuple(example.words for example in found[:-1]) == words
-    assert found[0].before == found[499].after == found[500].before == found[-1].before == ()
+    assert tuple(example.words for example in found[:-2]) == words
+    assert found[0].before == found[499].after == found[500].before == ()
     assert found[1].before == words[:1]
     enough = -(-NEIGHBOURS // 7)
     assert found[300].before == words[300 - enough : 300]
