@@ -195,11 +195,9 @@ def _open_run(
     text = open_text(corpus)
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     source = None if start is None else str(start)
-    encoder, mixed = encoder_of(model, source, tokenizer), not isinstance(text, Corpus)
+    encoder = encoder_of(model, source, tokenizer)
     check_shape(encoder, model, settings, config)
-    return text, *pretrain_settings(
-        encoder, objective, settings, source, recipe, config, device, mixed=mixed
-    )
+    return text, *pretrain_settings(encoder, objective, settings, source, recipe, config, device)
 
 
 def pretrain_settings(
@@ -210,15 +208,12 @@ def pretrain_settings(
     recipe: PretrainRecipe | None,
     config: str | Path | None,
     device: str = "auto",
-    *,
-    mixed: bool,
 ) -> tuple[PretrainConfig, list[str]]:
     """Return the settings of a pre-training run, and notes on what was chosen.
 
-    Arguments and errors are those of `pretrain`; `mixed` is True for several corpora.
+    Arguments and errors are those of `pretrain`.
     """
     from bothways.core.runtime import devices
-    from bothways.data.corpus_source import Smoothed
     from bothways.objectives.objective import Objective
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import chosen_settings
@@ -228,8 +223,6 @@ def pretrain_settings(
         overrides = {"objective": objective.replace("-", "_"), **overrides}
 
     def changed(base: PretrainConfig) -> PretrainConfig:
-        if mixed:
-            base = dataclasses.replace(base, mixture=Smoothed())
         if objective is not None and not isinstance(objective, str):
             if not isinstance(objective, Objective):
                 message = f"must be a name or an objective, not {objective!r}"
@@ -384,9 +377,7 @@ def show(  # noqa: PLR0913 – one option per question
         else:
             encoder = encoder_of(model, first, tokenizer)
         check_shape(encoder, model, settings, config)
-        run_settings, notes = pretrain_settings(
-            encoder, objective, settings, first, recipe, config, mixed=isinstance(corpora, dict)
-        )
+        run_settings, notes = pretrain_settings(encoder, objective, settings, first, recipe, config)
     with shown_progress(progress, notes) as reporter:
         if text is not None:
             texts = (text,) if text_b is None else (text, text_b)

@@ -12,7 +12,7 @@ import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
-from bothways.data.corpus_source import ByWeight, Corpora
+from bothways.data.corpus_source import ByWeight, Corpora, Smoothed
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Masking
 from bothways.hub.model_folder import save_model
@@ -24,7 +24,7 @@ from bothways.objectives.masked_lm import MaskedLM
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.build import preflight
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
 from bothways.pretraining.evaluation import scored_objective
 from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
@@ -190,6 +190,9 @@ def test_the_command_and_the_function_take_several_corpora(corpora, tmp_path, ca
     run_line("pretrain", *folders, *words, *out)
     assert "small/loss" in capsys.readouterr().out
     assert "alpha = 0.3" in (tmp_path / "run/config.toml").read_text()
+    (file := tmp_path / "mixture.toml").write_text("[mixture]\nalpha = 0.2\n")
+    one = settings(corpora["large"], Steps(2), mixture=None)
+    assert load_pretraining(one, file=file).mixture == Smoothed(0.2)
     tiny = EncoderConfig(5, 32, 1, 2, 64)
     done = bothways.pretrain(
         dict(zip(corpora, folders, strict=True)), tiny, "masked-lm", until="2 steps",

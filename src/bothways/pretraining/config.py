@@ -14,7 +14,13 @@ from typing import Annotated, Any, Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.reader import CHANGEABLE, Members
-from bothways.core.config.values import Tree, require_at_least, require_range, require_seed
+from bothways.core.config.values import (
+    Tree,
+    read_toml,
+    require_at_least,
+    require_range,
+    require_seed,
+)
 from bothways.core.errors import ConfigError, argument, setting
 from bothways.core.terminal import listed
 from bothways.data.corpus_source import Mixture, Smoothed
@@ -232,7 +238,7 @@ def load_pretraining(
     if getattr(kind, "kind", kind) == CausalLM.kind:  # the recipe's phases hide tokens
         phases = tuple(dataclasses.replace(phase, masking=None) for phase in base.phases)
         base = dataclasses.replace(base, phases=phases)
-    if "mixture" in tree and base.mixture is None:
+    if base.mixture is None and "mixture" in {*tree, *(read_toml(file) if file else ())}:
         base = dataclasses.replace(base, mixture=Smoothed())
     return configs.load(
         PretrainConfig,

@@ -227,10 +227,8 @@ class OneDNNLinear(InferenceLayer):
             ConfigError: gradients are asked for.
         """
         refuse_gradients(self, x)
-        if x.dtype is not self.dtype:
-            x = x.to(self.dtype)
         result: Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            x, self.packed, self.bias, "none", [], ""
+            x.to(self.dtype), self.packed, self.bias, "none", [], ""
         )
         return result
 
