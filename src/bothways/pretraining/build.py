@@ -415,9 +415,7 @@ def spread_layers(count: int, depth: int) -> tuple[int, ...]:
 
     For 6 of 12 they are DistilBERT's: 1, 3, 5, 8, 10, 12.
     """
-    if count == 1:
-        return (1,)
-    return tuple(1 + int(n * (depth - 1) / (count - 1) + 0.5) for n in range(count))
+    return tuple(1 + int(n * (depth - 1) / max(1, count - 1) + 0.5) for n in range(count))
 
 
 GROWING = ("depth", "width", "heads", "intermediate_size")

@@ -424,9 +424,8 @@ class MemoryStore:
 
     def load_best(self, training_module: TrainingModule, best: Best) -> None:
         """Load the best weights into a training module, if there was an evaluation."""
-        if self.weights:
-            training_module.load_state_dict(self.weights, strict=False)
-            use_average(training_module)
+        training_module.load_state_dict(self.weights, strict=False)
+        use_average(training_module)
 
     @contextlib.contextmanager
     def session(
