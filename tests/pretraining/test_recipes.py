@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bothways.core.errors import BothwaysError, ConfigError, interface, report_findings
+from bothways.core.errors import BothwaysError, ConfigError, interface, render, report_findings
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import Corpora
@@ -22,6 +22,7 @@ from bothways.data.segments import FullSentences, NextSentence
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts
 from bothways.model.families.catalogue import PRESETS, family_for, preset
+from bothways.model.heads import ReplacedHead
 from bothways.model.positions import Learned
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
@@ -312,6 +313,8 @@ def test_the_shape_of_another_family_is_built_or_named(corpus):
     with pytest.raises(ConfigError) as caught:
         start(corpus, "deberta_v3", "bert-small")
     assert 'model="deberta-v3-small"' in str(caught.value.fix)
+    [finding] = check_class(preset("bert-small"), [ReplacedHead()], corpus.tokenizer)
+    assert "--model deberta-v3-xsmall" in render(str(finding.fix), "command")
 
 
 def test_a_language_model_takes_the_phases_of_a_recipe_without_their_masks(corpus):
