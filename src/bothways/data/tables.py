@@ -35,15 +35,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from bothways.core.errors import (
-    DataError,
-    ResourceError,
-    argument,
-    hub_advice,
-    hub_errors,
-    optional,
-    render,
-)
+from bothways.core import errors
+from bothways.core.errors import DataError, ResourceError, argument, optional, render
 from bothways.core.files import is_url, parse_json
 from bothways.core.terminal import listed, quantity
 from bothways.data import text_io
@@ -647,7 +640,7 @@ def _errors(source: str) -> Iterator[None]:
     try:
         yield
     # RuntimeError: a data set that is a program, which is not run.
-    except (*hub_errors(), RuntimeError) as error:
+    except (*errors.hub_errors(), RuntimeError) as error:
         raise _unreadable(source, error) from error
 
 
@@ -658,7 +651,7 @@ def _unreadable(source: str, error: Exception) -> DataError:
     )
     fix += "Instead of a data set with a loading script, use its Parquet copy."
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return DataError(f"cannot be read: {reason}", where=source, fix=hub_advice(error, fix))
+    return DataError(f"cannot be read: {reason}", where=source, fix=errors.hub_advice(error, fix))
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -19,16 +19,9 @@ import numpy as np
 from jaxtyping import Float32
 from numpy.typing import NDArray
 
+from bothways.core import files
 from bothways.core.config import reader as configs
 from bothways.core.errors import DataError, FolderError, optional
-from bothways.core.files import (
-    HIDDEN,
-    create_array,
-    lock_folder,
-    replace_file,
-    replace_text,
-    surrogate_in,
-)
 from bothways.core.progress import Progress
 from bothways.core.terminal import listed, quantity
 from bothways.prediction.search import ranking
@@ -42,7 +35,7 @@ LONGEST_ID = 255
 GRAPH_ROWS = 30_000
 """Smaller segments are searched exactly: it takes milliseconds, and a graph misses documents."""
 _FILES = re.compile(
-    rf"(?:{re.escape(HIDDEN)}\w+-)?"
+    rf"(?:{re.escape(files.HIDDEN)}\w+-)?"
     r"(vectors|signs|codes|scales|ids|offsets|texts|graph|bm25|deleted)-(\d+)(\.\w+)?"
 )
 
@@ -72,7 +65,7 @@ def change_index(
         ResourceError: another process changes the index, no space, or a package is missing.
         FolderError: the folder holds other files, or a damaged index.
     """
-    with lock_folder(folder):
+    with files.lock_folder(folder):
         index = Index(folder) if (folder / RECORD).exists() else None
         names = (path.name for path in folder.iterdir() if not path.name.startswith("."))
         if index is None and not all(map(_FILES.fullmatch, names)):
@@ -85,7 +78,7 @@ def change_index(
             if (match := _FILES.fullmatch(path.name)) is None:
                 continue
             current = {"deleted": {record.deleted}, "bm25": {record.bm25}}.get(match[1], numbers)
-            if int(match[2]) not in current or path.name.startswith(HIDDEN):
+            if int(match[2]) not in current or path.name.startswith(files.HIDDEN):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         record = dataclasses.replace(record, changes=record.changes + 1)
         change = _Change(folder, record, index, progress)
@@ -100,7 +93,7 @@ def change_index(
             scorer = ranking.build_bm25(texts or [""])
             scorer.save(folder / f"bm25-{record.changes}", show_progress=False)
             change.record = dataclasses.replace(change.record, bm25=record.changes)
-        replace_text(folder / RECORD, json.dumps(configs.to_dict(change.record), indent=1))
+        files.replace_text(folder / RECORD, json.dumps(configs.to_dict(change.record), indent=1))
         return Index(folder)
 
 
@@ -120,7 +113,7 @@ class _Change:
 
     def save(self, name: str, array: NDArray[Any]) -> None:
         """Write an array."""
-        replace_file(self.path(name), lambda path: np.save(path, array))
+        files.replace_file(self.path(name), lambda path: np.save(path, array))
 
     def write(
         self,
@@ -150,12 +143,12 @@ class _Change:
                     ids.append(name.encode())
                     offsets.append(offsets[-1] + len(line))
 
-        replace_file(self.path("texts", "jsonl"), write_texts)
+        files.replace_file(self.path("texts", "jsonl"), write_texts)
         segments = [s for n, s in enumerate(self.record.segments) if n not in joined]
         if ids:
             self.save("ids", np.array(ids, dtype="S"))
             self.save("offsets", np.array(offsets))
-            replace_file(
+            files.replace_file(
                 self.path("vectors"),
                 lambda path: self._write_vectors(path, len(ids), joined, embed),
             )
@@ -186,7 +179,7 @@ class _Change:
         for id, text in documents:
             name = next(x for x in numbers if x not in names) if id is None else id
             fault = None
-            if not name or "\0" in name or surrogate_in(name + text) is not None:
+            if not name or "\0" in name or files.surrogate_in(name + text) is not None:
                 fault = "is empty, or it or its text has characters that UTF-8 does not have"
             elif len(name.encode()) > LONGEST_ID:
                 fault = f"has more than {LONGEST_ID} bytes"
@@ -236,7 +229,7 @@ class _Change:
         """Embed the new documents, and copy the vectors of the others."""
         record = self.record
         shape, dtype = (rows, record.width), ranking.DTYPES[record.stored]
-        codes = create_array(path, dtype, shape)
+        codes = files.create_array(path, dtype, shape)
         self.progress.stage("embedding", self.added)
         signs = list[NDArray[np.uint64]]()
         with self.path("texts", "jsonl").open("rb") as file:
@@ -273,7 +266,7 @@ class _Change:
 
         def write(path: Path) -> None:
             nonlocal error
-            codes = create_array(path, np.int8, vectors.shape)
+            codes = files.create_array(path, np.int8, vectors.shape)
             for start in range(0, len(vectors), WINDOW):
                 coded = ranking.CodedVectors.of(vectors[start : start + WINDOW])
                 codes[start : start + WINDOW] = coded.codes
@@ -282,7 +275,7 @@ class _Change:
                 self.progress.advance(start + len(coded.codes))
             codes.flush()
 
-        replace_file(self.path("codes"), write)
+        files.replace_file(self.path("codes"), write)
         self.save("scales", scales)
         return error
 
@@ -298,4 +291,4 @@ class _Change:
             block = vectors[start : start + WINDOW]
             graph.add(np.arange(start, start + len(block)), block)
             self.progress.advance(start + len(block))
-        replace_file(self.path("graph", "usearch"), lambda path: graph.save(str(path)))
+        files.replace_file(self.path("graph", "usearch"), lambda path: graph.save(str(path)))
