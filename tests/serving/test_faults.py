@@ -320,10 +320,12 @@ def test_a_key_and_a_host_by_themselves_are_one(application):
         assert caught.value.where in names
     lines = app(model, keys=iter(["secret"]), hosts=iter(["localhost"]))
     assert (lines._keys, lines.hosts) == ([b"secret"], ("localhost",))
-    wrong = {"keys": [b"a"], "hosts": 1, "limits": {}, "indexes": ["a"]}
+    wrong = {
+        "keys": [b"a"], "hosts": 1, "limits": {}, "indexes": ["a"], "predictors": [model, model],
+    }  # fmt: skip
     for name, value in wrong.items():
         with pytest.raises(ConfigError) as caught:
-            app(model, **{name: value})
+            app(**{"predictors": model, name: value})
         assert caught.value.where == name
     for keys in ("", ["secret", ""], None):  # None: a variable that is not set
         with pytest.raises(ConfigError, match="a key is empty"):

@@ -564,9 +564,12 @@ def app(
         check_name(name, "predictors" if name in by_name else "indexes", "Choose another name.")
     models = dict[str, ServedModel]()
     for name, source in by_name.items():
-        if isinstance(source, Predictor):
+        if isinstance(source, str | Path):
+            predictor = open_task(source, batch_invariant=True)
+        elif isinstance(source, Predictor):
             predictor = source
         else:
-            predictor = open_task(source, batch_invariant=True)
+            fix = 'Give several by their names: {"NAME": FOLDER, …}.'
+            raise ConfigError("must be a predictor or its folder", where="predictors", fix=fix)
         models[name] = ServedModel(name, predictor, int(time.time()))
     return App(models, limits, keys, hosts, playground, open_indexes(indexes, models.values()))
