@@ -271,7 +271,6 @@ class UnpackedModel(PreparedModel):
         self.heads, self.specification, self.precision = nn.ModuleDict(heads), (), precision
         self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
         self.splits_batches = self.batch_invariant = False
-        self.longest_fused = 0
         self.eval()
 
 

@@ -254,8 +254,6 @@ class App:
 
         None if it is to be read: it may have room, or another error comes first.
         """
-        if exchange.route not in self._posts:
-            return None
         try:
             self._check_host(exchange.request_headers)
             self._check_key(exchange.request_headers)

@@ -103,7 +103,7 @@ class ClassAnalysis(DecisionAnalysis[TextExample, p.ClassPrediction]):
         """Compute the metrics of the most frequent class."""
         truth = self.confusion.true
         majority, top = Confusion(len(self.labels)), int(truth.argmax())
-        majority.pairs.update({(i, top): int(count) for i, count in enumerate(truth) if count})
+        majority.pairs.update({(i, top): int(count) for i, count in enumerate(truth)})
         return metrics.classification_metrics(majority) if majority.total else {}
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from bothways.core.batch import Batch
-from bothways.core.config.values import Tree, parse_overrides
+from bothways.core.config.values import Tree
 from bothways.core.errors import ConfigError, DataError, ResourceError, argument
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report.html import write_html
@@ -291,7 +291,7 @@ class SuiteScores:
 
 def open_pairs(
     folder: str | Path,
-    settings: Tree | Iterable[str] = (),
+    settings: Tree | Many[str] = (),
     *,
     length: int | None = None,
     device: str = "auto",
@@ -300,7 +300,6 @@ def open_pairs(
 
     Arguments and errors as `open_task_model`.
     """
-    settings = parse_overrides(settings)
     task_model = open_task_model(folder, "prefer", length=length, device=device, settings=settings)
     task = task_model.task
     if isinstance(task, MinimalPairTask) and task.variant == "original" and not settings:

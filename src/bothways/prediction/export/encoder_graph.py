@@ -170,8 +170,6 @@ class EncoderGraph:
     def array(self, name: str, values: NDArray[Any]) -> str:
         """Return the name of a constant array; arrays of one name must be equal."""
         if name not in self._constants:
-            # np.ascontiguousarray would make a vector of a scalar.
-            values = np.array(values, order="C")
             self._constants[name] = numpy_helper.from_array(values, name)
         return name
 
@@ -427,7 +425,6 @@ class EncoderGraph:
             return self.op("And", self.unsqueeze(is_first, 0), keep)
         assert separators is not None
         is_separator = self.op("Equal", self.ids, separators.id)
-        is_separator = self.op("And", is_separator, keep)
         # ArgMax is the first place of the largest value: the first separator.
         at = self.op("ArgMax", self.op("Cast", is_separator, to=7), axis=1, keepdims=1)
         if head == "span":

@@ -80,7 +80,6 @@ def with_int8_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
         codes, scales = rounded(numpy_helper.to_array(tensor), 0 if name in dense else 1)
         arrays = {f"{name}.int8": codes, f"{name}.scale": scales}
         if name in dense:
-            arrays[f"{name}.zero"] = np.zeros(len(scales), np.int8)
             add("DequantizeLinear", [*arrays], name, axis=1)
         else:
             arrays[f"{name}.scale"] = scales[:, None]
@@ -204,10 +203,8 @@ def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
                     continue
                 assert exported.separators is not None
                 separator, between = exported.separators.id, exported.separators.between
-                if length > 2:
-                    ids[start + length // 2] = separator
-                row = ids[start : start + length].tolist()
-                at = start + (row.index(separator) if separator in row else 0)
+                ids[start + length // 2] = separator
+                at = start + ids[start : start + length].tolist().index(separator)
                 end = start + length
                 mask[slice(start, at) if head == "span" else slice(at + between, end)] = True
         yield Batch(ids, segments, layout, global_attention_mask=mask)

@@ -251,8 +251,7 @@ def _nearest_signs(
             different = np.zeros(block.shape[1], np.uint16)
             for word, bits in zip(query, block, strict=True):
                 different += _count_bits(bits ^ word)
-            if len(deleted):
-                different[deleted[first + start : first + start + len(different)]] = limit
+            different[deleted[first + start : first + start + len(different)]] = limit
             # Strictly below the worst candidate: of equal distances the earlier row stays.
             near = np.flatnonzero(different < limit)
             rows = np.concatenate([rows, near + first + start])
