@@ -100,6 +100,8 @@ def test_words_are_slices_of_the_text_and_can_be_left_out(place):
     assert without(example, words, 4).text == " play  the 😀中 , world\u200b"
     short = TextExample("play the")
     assert without(short, example_words(tokenizer, short), 1).text == "play"
+    short = TextExample("😀中")
+    assert without(short, example_words(tokenizer, short), 1).text == "😀"
     last = without(example, words, len(words) - 1)
     assert (last.text, last.text_b) == (text, "the naïve")
 

@@ -84,13 +84,16 @@ def test_negatives_are_those_of_a_search_by_hand(settings, index, folder, tmp_pa
     assert done.negatives == sum(len(line["negative"]) for line in lines(done.file))
 
 
-def test_negatives_that_a_row_has_are_not_found_again(index, tmp_path):
+def test_negatives_that_a_row_has_are_not_found_again(index, folder, tmp_path):
     [plain], out = pairs(1), tmp_path / "out.jsonl"
     bothways.mine([plain], index, out, margin=None, progress=False)
     found = lines(out)[0]["negative"]
     bothways.mine([{**plain, "negative": found[:2]}], index, out, margin=None, progress=False)
     negatives = lines(out)[0]["negative"]
     assert (negatives[:3], len({*negatives})) == (found, 5)
+    twice = bothways.build_index(TEXTS * 2, folder, device="cpu", progress=False)
+    bothways.mine([plain], twice, out, margin=None, progress=False)
+    assert len({*lines(out)[0]["negative"]}) == 3
 
 
 def test_random_ones_and_those_of_bm25_are_no_positives(index, tmp_path):

@@ -435,6 +435,7 @@ def test_words_that_lie_about_documents_are_damage(tmp_path):
 def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces():
     bm25s = pytest.importorskip("bm25s")
     assert ranking.search_words("The cats, 两只猫 of U2; a") == ["cats", "两", "只", "猫", "u2"]
+    assert ranking.search_words("well—known") == ["well", "known"]
     # Vowel signs, which are no letters, belong to words; forms of other widths are equal.
     expected = ["हिन्दी", "abc12", "カ", "タ", "𠮷"]
     assert ranking.search_words("हिन्दी \uff21\uff22\uff23１２ ｶﾀ 𠮷") == expected

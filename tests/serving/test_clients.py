@@ -210,6 +210,8 @@ def test_tei(client, predictors):
     tokens = answer(client, "/models/embed/tokenize", {"inputs": TEXTS[0]})[0]
     assert [token["special"] for token in tokens[:2]] == [True, False]
     assert TEXTS[0][tokens[1]["start"] : tokens[1]["stop"]] == tokens[1]["text"]
+    without = {"inputs": TEXTS[0], "add_special_tokens": False}
+    assert answer(client, "/models/embed/tokenize", without)[0] == tokens[1:-1]
     shown = client.get("/info").json()
     assert {model["name"] for model in shown["models"]} == predictors.keys()
     assert shown["limits"]["queue_tokens"] == 131_072

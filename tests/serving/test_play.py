@@ -181,7 +181,7 @@ def test_words_left_out_of_every_task(client, body, count):
     assert any(effects)
 
 
-def test_attention_of_a_layer(client):
+def test_attention_of_a_layer(client, monkeypatch):
     found = explain(client, model="embed", method="attention", inputs=TEXT, layer=1)
     count = len(found["tokens"])
     assert [token["text"] for token in found["tokens"]] == ["[CLS]", *TEXT.split(), "[SEP]"]
@@ -193,6 +193,9 @@ def test_attention_of_a_layer(client):
     assert (other["layer"], other["layers"]) == (2, 2)
     assert other["heads"] != found["heads"]
     assert other["rollout"] == found["rollout"]
+    monkeypatch.setattr("bothways.serving.explain.MAX_ATTENTION_TOKENS", count - 1)
+    refusal = refused(client, model="embed", method="attention", inputs=TEXT)
+    assert refusal == (413, "too_many_tokens")
 
 
 def test_the_input_in_training_is_that_of_the_objective(client, folder):

@@ -206,9 +206,10 @@ def test_lines_of_the_guide_for_onnxruntime_alone(classifier, tmp_path, monkeypa
 
 def test_int8_is_smaller_and_passes_its_gate(classifier, data, tmp_path):
     gate = {"int8": lambda opened: opened.evaluate(data), "limit": 100.0}
-    result = write_export(classifier, tmp_path / "out", **gate)
+    result = write_export(classifier, tmp_path / "out", "both", **gate)
     assert result.sizes[ONNX["int8"]] < result.sizes[ONNX["fp32"]]
-    [report] = result.int8.values()
+    assert {name for name in result.sizes if name.startswith("onnx")} == {*ONNX.values()}
+    report = result.int8["onnxruntime"]
     opened = open_task(tmp_path / "out", precision="int8", runtime="onnxruntime")
     assert (opened.precision, report.metric) == ("int8", "accuracy")
     assert opened.evaluate(data) == report.int8.metrics
