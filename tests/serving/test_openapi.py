@@ -55,6 +55,9 @@ def unnamed(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> set[
 
 def test_every_field_of_what_needs_no_model_is_named(client):
     whole = client.get("/openapi.json").json()
+    [name] = whole["paths"]["/v1/models/{model}"]["get"]["parameters"]
+    assert {"embed", "classify"} < {*name["schema"]["enum"]}
+    assert "503" in whole["paths"]["/"]["get"]["responses"]
     for path, entry in whole["paths"].items():
         described = entry.get("get", {"responses": {}})["responses"].get("200", {"content": {}})
         for kind, content in described["content"].items():
