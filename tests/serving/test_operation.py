@@ -98,7 +98,8 @@ def test_a_server_may_open_as_many_files_as_it_may_have_connections(films):
 
 def test_a_server_needs_nothing_that_windows_lacks(films, monkeypatch):
     answers: list[bytes] = []
-    monkeypatch.delattr(signal, "SIGHUP")
+    for name in ("SIGHUP", "SIGPIPE"):
+        monkeypatch.delattr(signal, name)
     monkeypatch.delattr(select, "poll")
     monkeypatch.setitem(sys.modules, "resource", None)
 

@@ -592,6 +592,7 @@ def run_server(
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
             signal.signal(signal.SIGHUP, server.handle_exit)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does at its start
     with logged_as_json(requests=requests):
         asyncio.run(server.serve([bound]))
         if server.fault is not None:
