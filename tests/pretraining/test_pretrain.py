@@ -364,6 +364,17 @@ def test_the_preflight_warns_of_documents_without_a_next_sentence(corpus, tmp_pa
     assert findings_of(lone, "balance", phases=phases)
 
 
+def test_pairs_need_a_second_row_of_segments_or_none(corpus):
+    for count in (0, 2):
+        encoder = dataclasses.replace(settings(corpus, 1).encoder, segments=count)
+        assert not findings_of(corpus, "ids", encoder=encoder)
+    encoder = dataclasses.replace(encoder, segments=1)
+    assert not findings_of(corpus, "ids", encoder=encoder, objective=MaskedLM())
+    with pytest.raises(BothwaysError) as caught:
+        findings_of(corpus, "ids", encoder=encoder)
+    assert caught.value.where == "encoder.segments"
+
+
 def test_the_preflight_says_how_much_is_unknown(corpus, tmp_path):
     assert not findings_of(corpus, "unknown")
     texts = [f"The cat sleeps near the {'zebra' if number % 2 else 'barn'}. The cat eats. Number {number}."

@@ -312,6 +312,10 @@ def check_data(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
         corpus_findings = unknown_tokens(corpus.unknown_share, fix)
         for phase in settings.phases:
             checked: Any = settings.segments_of(phase)
+            if checked.classes and settings.encoder.segments == 1:
+                message = f"is 1, and {checked.kind} has two segments"
+                advice = f"Set {setting('encoder.segments', 2)}, or 0 for no segment embedding."
+                findings.append(Finding("ids", "error", message, "encoder.segments", advice))
             if phase.segments is None:  # those of the objective
                 objective: Any = settings.objective_of(phase)
                 checked = dataclasses.replace(objective, segments=checked)
