@@ -226,9 +226,10 @@ def load_model(
             faults[head.kind] = "; ".join(report.faults)
     selected = tuple(head for head in requested if head.kind not in faults)
     kinds = {head.kind for head in selected}
-    if not set(fresh) <= kinds:
-        message = f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}"
-        raise ConfigError(message, where="fresh")
+    if absent := sorted({*fresh} - kinds):
+        heads = ", ".join(sorted(kinds)) or "none"
+        message = f"{', '.join(absent)} must be among the model's heads: {heads}"
+        raise ConfigError(message, where="fresh", fix="Leave it out.")
     # Fresh heads that read a pooler: if the folder was saved without one, it is fresh, too.
     reading = [h for h in selected if h.kind in fresh and h.reads_pooler(config.encoder)]
     if reading and _lacks_pooler(config, weights.shapes):
