@@ -166,6 +166,11 @@ def test_each_phase_has_a_share(share):
         dataclasses.replace(BASE, phases=phases)
 
 
+def test_a_depth_beyond_any_model_is_refused_before_it_is_built():
+    with pytest.raises(ConfigError, match=r"encoder\.depth: must be at most 10,000"):
+        dataclasses.replace(BASE, encoder=dataclasses.replace(BASE.encoder, depth=10**9))
+
+
 @pytest.mark.parametrize("nothing", [{}, []])
 def test_no_corpus_is_refused(nothing):
     with pytest.raises(DataError, match="corpus: there is no corpus"):

@@ -28,6 +28,7 @@ from bothways.data.loader import BatchSize, TokenBudget
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence, Segments, SentenceOrder
 from bothways.model.config import EncoderConfig
+from bothways.model.families.family import check_size
 from bothways.model.positions import Rotary
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.distillation import Distillation
@@ -174,6 +175,7 @@ class PretrainConfig:
             message = f"names {', '.join(self.fresh)}, and without start all heads begin at random"
             fix = f"Leave it out, or give {argument(start='FOLDER')}, too."
             raise ConfigError(message, where="fresh", fix=fix)
+        check_size(self.encoder, "encoder")
         self.objective.models(self.encoder)  # raises ConfigError if they do not fit
         _ = self.training.end  # raises ConfigError if it is "auto", as for the rate
         if isinstance(self.training.optimizer, AdamW | BertAdam):
