@@ -11,7 +11,7 @@ the process.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from bothways._version import __version__
@@ -77,6 +77,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
+        if importlib.util.find_spec(f"bothways.{name}"):  # a module, such as bothways.serving
+            return importlib.import_module(f"bothways.{name}")
         message = f"module 'bothways' has no attribute {name!r}; it has {', '.join(__dir__())}"
         raise AttributeError(message)
     value = getattr(importlib.import_module(f"bothways.{_HOME[name]}"), name)

@@ -123,6 +123,11 @@ def test_shape_annotations_are_of_classes():
     assert not {name: text for name, text in annotations.items() if "NDArray" in text}
 
 
+def test_a_module_needs_no_import_of_its_own(monkeypatch):
+    monkeypatch.delattr(bothways, "serving", raising=False)  # as if nothing had imported it
+    assert callable(bothways.serving.app)
+
+
 def test_a_name_that_is_not_public_is_an_error():
     with pytest.raises(AttributeError, match="has no attribute 'Bert'"):
         _ = bothways.Bert
