@@ -115,6 +115,9 @@ def test_arguments_of_pipelines_are_refused_with_advice(predictors, name):
         with pytest.raises(ConfigError) as caught:
             predictors["classify"](*inputs, **{name: "a"})
         assert caught.value.where == name
+    with pytest.raises(ConfigError) as caught:
+        predictors["classify"](TEXTS[0], "a")
+    assert caught.value.where == "'a'"
 
 
 def test_tables_are_read_by_row(predictors):

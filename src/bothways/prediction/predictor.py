@@ -170,7 +170,7 @@ class Predictor:
             f"device={str(task_model.model.device)!r})"
         )
 
-    def __call__(self, inputs: Any = None, **unknown: Any) -> Any:
+    def __call__(self, inputs: Any = None, *others: Any, **unknown: Any) -> Any:
         """Return the prediction for one input, or the list of predictions for several.
 
         Args:
@@ -178,7 +178,8 @@ class Predictor:
                 `(query, [document, …])`, a row as a dict, an example of the task, an iterable of
                 these, or a table such as a DataFrame or a dict of columns, whose rows are the
                 inputs.
-            unknown: other arguments, such as those of transformers' pipelines, which are refused.
+            others, unknown: further arguments, such as those of transformers' pipelines, which are
+                refused.
 
         Raises:
             ConfigError: another argument than the inputs.
@@ -186,9 +187,9 @@ class Predictor:
         """
         require_unset(
             "is not an argument: a model is called with its inputs alone",
-            'Give columns as a row, such as {"question": "…", "context": "…"}, and settings, such '
-            "as top_k or candidate_labels, to bothways.load.",
-            **dict.fromkeys(unknown, True),
+            'Give a pair as a tuple, columns as a row, such as {"question": "…", "context": "…"}, '
+            "and settings, such as top_k or candidate_labels, to bothways.load.",
+            **dict.fromkeys([*(f"{other!r:.40}" for other in others), *unknown], True),
         )
         if self._is_one(inputs):
             example = read_input(self.task_model, inputs, 1)
