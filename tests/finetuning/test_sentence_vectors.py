@@ -24,8 +24,14 @@ from bothways.model.config import EncoderConfig, Gated
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.tasks.sentence_embedding.examples import POSITIVES, QUERIES
+from bothways.tasks.sentence_embedding.examples import (
+    POSITIVES,
+    QUERIES,
+    VectorExample,
+    check_vector_examples,
+)
 from bothways.tasks.sentence_embedding.losses import (
+    CoSENT,
     CosineRegression,
     InBatchSoftmax,
     MarginMSE,
@@ -218,6 +224,19 @@ def test_scores_beyond_a_cosine_and_classes_of_pairs_are_refused(model):
     task = SentenceEmbeddingTask(loss=InBatchSoftmax())
     read = bothways.finetune(model, scored(8, 0), None, task, until="1 steps", **FAST)
     assert any("softmax does not read" in str(finding) for finding in read.findings)
+
+
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [((0, 1, 2), 1), ((0, 2), 1), ((0, 1), 0), ((0, 1, 2, 3), 0), ((0, 1.5, 2), 0)],
+)
+def test_classes_of_natural_language_inference_are_no_scores(values, warned):
+    cycle = itertools.cycle(values)
+    rows = [VectorExample(f"a {n}", f"b {n}", str(next(cycle))) for n in range(8)]
+    pair = [VectorExample("c", "d"), VectorExample("e", "f")]
+    for loss, train, dev in ((CoSENT(), rows, []), (InBatchSoftmax(), pair, rows)):
+        found = [f for f in check_vector_examples(loss, train, dev) if "inference" in f.what]
+        assert [f.severity for f in found] == ["warning"] * warned
 
 
 def test_dev_data_of_another_form_decides_the_metric(model, tmp_path):

@@ -419,6 +419,15 @@ def check_vector_examples(
             if len(train) > 1 and len(texts) == 1:
                 message = "all training examples have the same second text: nothing is a negative"
                 findings.append(Finding("pairs", "error", message, fix="Give different texts."))
+    # SNLI and MNLI number entailment 0, neutral 1 and contradiction 2.
+    scored = [{number_of(e.label) for e in part if e.is_scored} for part in (train, dev)]
+    if any({0, 2} <= scores <= {0, 1, 2} for scores in scored):
+        message = (
+            "the scores are 0, 1 and 2, and the highest means most alike: classes of natural "
+            "language inference, where 0 is entailment, are the reverse"
+        )
+        fix = "Of those, give entailed sentences as positive, contradictions as negative."
+        findings.append(Finding("labels", "warning", message, fix=fix))
     if len(train) == 1:
         message = "there is one training example, and nothing to compare it with"
         findings.append(Finding("pairs", "error", message, fix="Give more examples."))
