@@ -215,3 +215,11 @@ def test_temperatures_are_above_0(make):
         with pytest.raises(ConfigError) as caught:
             make(temperature=value)
         assert caught.value.where == "temperature"
+
+
+@pytest.mark.parametrize("make", [InBatchSoftmax, CoSENT, AnglE, SupervisedContrastive])
+def test_a_scale_is_no_temperature_of_cosines(make):
+    with pytest.raises(ConfigError, match=r"at most 1.*20(.|\n)*inverse") as caught:
+        make(temperature=20.0)
+    assert caught.value.where == "temperature"
+    assert TeacherKL(temperature=20.0).temperature == 20

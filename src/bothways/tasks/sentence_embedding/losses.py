@@ -82,12 +82,13 @@ class TextTargets(Targets):
 
 
 class _Tempered:
-    """A loss with a temperature."""
+    """A loss of cosines with a temperature: above 1, all would weigh alike."""
 
     temperature: float
 
     def __post_init__(self) -> None:
-        require_range("(0, inf)", temperature=self.temperature)
+        fix = "It is the inverse of a scale: 0.05 for 20."
+        require_range("(0, 1]", fix=fix, temperature=self.temperature)
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ class MarginMSE:
 
 
 @dataclass(frozen=True)
-class TeacherKL(_Tempered):
+class TeacherKL:
     """The distribution of a cross-encoder over the documents of a query.
 
     Attributes:
@@ -282,6 +283,9 @@ class TeacherKL(_Tempered):
 
     temperature: float = 1.0
     kind: Literal["kl"] = "kl"
+
+    def __post_init__(self) -> None:
+        require_range("(0, inf)", temperature=self.temperature)
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over queries."""
