@@ -250,6 +250,7 @@ def test_a_split_that_is_not_named_is_said_where_there_are_others(tmp_path, capl
     ("a.tsv", b"text\tlabel\n", "", "holds no row"),
     ("a.jsonl", b"\n \n", "", "holds no row"),
     ("a.csv", b"text,label\na,1\nhe said, no,1\n", ":3", "has 3 values for 2 columns (text, label)\n  Quote"),
+    ("a.tsv", b'text\tlabel\na\t1\n"b\tc"\t0\n', ":3", "has 3 values for 2 columns (text, label)\n  Remove tabs"),
     ("a.csv", b'text,label\na,1\n"open,1\nb,0\n', ":3", "is not CSV"),
     ("a.csv", b"text,label\na film,pos\n" * 2, ":3", "repeats the header"),  # of files that were joined
     ("a.jsonl", b'{"a": 1}\n{"a": 1\n', ":2", "is not JSON"),

@@ -56,6 +56,8 @@ def test_many_texts_and_lonely_classes_are_warned_of(monkeypatch):
     lonely, many = check_few_shot(sequences, FewShot(pairs=4))
     assert "1 text is alone in a class" in lonely.what
     assert "25 pairs" in many.what
+    two, *_ = check_few_shot(labelled(0, 0, 1, 2), FewShot(pairs=4))
+    assert two.what == "2 texts are alone in a class, and paired with themselves"
     assert len(sample_pairs(sequences, FewShot(pairs=4), 0)) == 25
     assert check_few_shot(labelled(0, 0, 1, 1), FewShot(pairs=4)) == []
 

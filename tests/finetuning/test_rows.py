@@ -234,6 +234,11 @@ LONG = {"query": "a", "documents": ["b " * 600, "c"], "labels": [1, 0]}
         (NAMED, {"columns": {"text": "mesage"}}, "^train row 1: .*'mesage'; .*mean 'Message'"),
         (NAMED, {"text": "Message", "label": "Tam"}, "^train row 1: has no column 'Tam'; it has M"),
         (NAMED, {"text": "Message"}, "^no example has a label: its column is empty, or its name"),
+        (
+            [{"text": "a", "label": 1, "labels": "b"}],
+            {},
+            "its name is .* not the only one\\n.*label=",
+        ),
         # A model would learn the labels 0 and 1, which nearly all texts have.
         (FLAGS, {"task": "multilabel"}, "holds 3 numbers 0 and 1, not labels"),
         (

@@ -337,7 +337,9 @@ def _delimited(location: str, records: Records, columns: Many[str]) -> Table:
             titles = f"{quantity(len(names), 'column(s)')} ({listed(names, 20)})"
             message = f"has {quantity(len(values), 'value(s)')} for {titles}"
             fix = separator_advice(names) or (
-                "Quote values that hold the separator, or remove the row."
+                "Remove tabs within values, or write the table as .csv, which has quotes."
+                if text_io.suffix_of(location) == ".tsv"
+                else "Quote values that hold the separator, or remove the row."
             )
             raise RowError(message, where=row_location, fix=fix)
         return TableRow(dict(zip(names, values, strict=False)), row_location)

@@ -76,9 +76,9 @@ def check_few_shot(sequences: Many[Sequence], settings: FewShot | None) -> list[
     counts = Counter(map(_label, sequences))
     pairs = len(sequences) * settings.per_text(len(sequences))
     if alone := sum(count == 1 for count in counts.values()):
-        message = f"{quantity(alone, 'text(s) is|are')} alone in a class, and paired with itself"
+        fault = "text(s) is|are alone in a class, and paired with itself|themselves"
         fix = "Give two texts of each class, or more."
-        findings.append(Finding("pairs", "warning", message, fix=fix))
+        findings.append(Finding("pairs", "warning", quantity(alone, fault), fix=fix))
     if pairs > MOST_PAIRS:
         message = f"few-shot training reads {MOST_PAIRS:,} pairs of texts at most, not {pairs:,}"
         fix = f"With as many labels, train on them: {argument(recipe='modern')}."

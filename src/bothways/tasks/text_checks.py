@@ -71,6 +71,7 @@ def check_examples(
     unlabelled = [example.where for example in examples if answer(example) is None]
     if examples and len(unlabelled) == len(examples):
         message = "no example has a label: its column is empty, or its name is not known"
+        message += " or not the only one"
         fix = f"Name the column: {argument(label='NAME')}."
         findings.append(Finding("labels", "error", message, fix=fix))
     else:
