@@ -239,6 +239,19 @@ def test_classes_of_natural_language_inference_are_no_scores(values, warned):
         assert [f.severity for f in found] == ["warning"] * warned
 
 
+def test_steps_in_which_texts_are_alone_in_their_class_are_warned_of(model):
+    rows = [{"text": f"{BAD[0]} {n}", "label": f"c{n // 3}"} for n in range(60)]
+    options = {**FAST, "until": "1 steps", "batch": 4}
+    result = bothways.finetune(model, rows, None, "embed", **options)
+    [finding] = [finding for finding in result.findings if finding.where == "batch.n"]
+    draws = [random.Random(n).sample(rows, 4) for n in range(2000)]
+    labels = [[row["label"] for row in draw] for draw in draws]
+    alone = np.mean([step.count(label) == 1 for step in labels for label in step])
+    assert int(finding.what.split("%")[0].split()[-1]) == pytest.approx(100 * alone, abs=2)
+    result = bothways.finetune(model, rows, None, "embed", **{**options, "batch": 20})
+    assert "batch.n" not in {finding.where for finding in result.findings}
+
+
 def test_dev_data_of_another_form_decides_the_metric(model, tmp_path):
     result = bothways.finetune(model, pairs(32, 0), scored(20, 1), "embed", epochs=1, **FAST)
     assert result.settings.chosen_by == "spearman"

@@ -18,6 +18,7 @@ import contextlib
 import copy
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ from bothways.prediction.opening import FolderRecord, open_task_model
 from bothways.prediction.session_model import open_static
 from bothways.tasks.base import TaskModel, examples_fingerprint, naming_advice
 from bothways.tasks.reranking.task import RerankingTask
+from bothways.tasks.sentence_embedding.losses import SupervisedContrastive
 from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask, sentence_config
 from bothways.training.checkpoint import Best
 from bothways.training.encoding_checks import check_model
@@ -203,6 +205,7 @@ def prepare_run(
     )
     notes = [
         *check_few_shot(data.sequences, settings.few_shot),
+        *check_partners(data, settings),
         *scale_outputs(model, data.task.output_scale(data.train_examples), "labels" not in fresh),
     ]
     apply_stability(model, settings.stability, settings.seed, fresh)
@@ -374,6 +377,22 @@ def _task_model(
     return task_model
 
 
+def check_partners(data: LabelledData, settings: FinetuneConfig) -> list[Finding]:
+    """Warn of vectors of classes if most texts of a step have no other of their class in it."""
+    loss = data.task.loss if isinstance(data.task, SentenceEmbeddingTask) else None
+    if not isinstance(loss, SupervisedContrastive) or not isinstance(settings.batch, ExampleBudget):
+        return []
+    counts, total = Counter(e.label for e in data.train_examples), len(data.train_examples)
+    others = min(settings.batch.n, total) - 1
+    alone = sum(n * (1 - (n - 1) / max(1, total - 1)) ** others for n in counts.values()) / total
+    if alone < MOST_ALONE:
+        return []
+    message = f"in {alone:.0%} of the cases a text is alone in its class in a step of "
+    message += f"{settings.batch.n:,} texts, and adds nothing to the loss"
+    fix = f"Set {setting('batch.n', len(counts))}, or more."
+    return [Finding("pairs", "warning", message, where="batch.n", fix=fix)]
+
+
 def _memory_demand(settings: FinetuneConfig, model: Model, data: LabelledData) -> MemoryDemand:
     """Return the demands of the run; labels need logits, probabilities, gradients and targets."""
     count, per_token = len(data.labels), 3.0 * len(data.labels)
@@ -421,6 +440,8 @@ STATIC_RATE = 2e-3
 """The rate of a table of vectors: no layer above multiplies a change (docs/log.md)."""
 LORA_FACTOR = 10.0
 """The rate of low-rank changes as a multiple of that of all weights."""
+MOST_ALONE = 0.8
+"""The share of texts that may be alone in their class in a step of vectors of classes."""
 FEWEST_EPOCHS, MOST_EPOCHS = 3, 20
 ENOUGH_UPDATES, UPDATES_PER_LABEL = 400, 10
 """The updates that a run should have: of any, and in addition for each label."""
