@@ -96,7 +96,6 @@ def test_nothing_is_suggested_that_only_looks_alike(option):
         ("pretrain c --max-steps 100 --out run", "pretrain c --until '100 steps' --out run"),
         ("describe bert-tiny --lr 3", "describe bert-tiny --lr 3"),
         ("finetune m d.tsv --text=a --lr 1 --nonsense 1", "finetune m d.tsv --text=a --lr 1 --nonsense 1"),
-        ("finetune m d.tsv --learning-rate", "finetune m d.tsv --learning-rate"),
     ],
 )  # fmt: skip
 def test_options_of_other_libraries_are_ours(line, renamed):

@@ -65,6 +65,20 @@ def test_each_command_has_an_example_that_is_understood(group):
         assert [text for text in texts if not {*text} & {*"./"}] == [], "not the name of a file"
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["--weight-decay --resume", "--num-train-epochs", "--adapter-only --grid lora.rank=2,4"],
+)
+def test_a_setting_with_dashes_does_not_take_the_next_option_for_its_value(words):
+    import_for_help([])
+    command = "sweep m d.tsv --dev 20%" if "grid" in words else "finetune m d.tsv"
+    with pytest.raises(ConfigError, match="needs a value") as caught:
+        rename_options(app, [*command.split(), *words.split()])
+    assert caught.value.where == words.split()[0]
+    renamed = rename_options(app, ["finetune", "m", "d.tsv", "--weight-decay", "-1", "--resume"])
+    assert renamed == ["finetune", "m", "d.tsv", "--resume", "weight_decay=-1"]
+
+
 def test_help_before_a_command_is_its_help(monkeypatch, capsys):
     for words in (["help", "tokenizer", "train"], ["tokenizer", "train", "--help"]):
         monkeypatch.setattr("sys.argv", ["bothways", *words])

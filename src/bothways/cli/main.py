@@ -414,9 +414,11 @@ def rename_options(app: App, words: Sequence[str]) -> list[str]:
         setting_name, form = SAME.get(name, (name, "{}"))
         option = _OPTIONS.get(name, f"--{setting_name.replace('_', '-')}")
         setting = name in SAME or name in SHORTHANDS or name in _SETTINGS or "." in name
-        if not (setting or option in option_names) or not (equals or left):
-            result.append(word)  # unknown, or without a value
+        if not (setting or option in option_names):
+            result.append(word)
             continue
+        if not equals and (not left or left[0].startswith("--")):
+            raise ConfigError("needs a value", where=word, fix=f"Type {word} VALUE.")
         value = value if equals else left.pop(0)
         if option in option_names:
             result += [option, form.format(value)]
