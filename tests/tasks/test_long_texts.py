@@ -118,8 +118,9 @@ def test_two_texts_of_several_windows_have_a_vector_each(tokenizer):
     alone = predict(task_model, map(TextExample, ("ape bee", LONG)))
     for vector, (_, single) in zip(pair.vectors, alone, strict=True):
         np.testing.assert_allclose(vector, single.vectors[0], atol=1e-5)
-    with pytest.raises(ConfigError, match="stride"):
-        ClassificationTask(stride=0)
+    for options in ({"stride": 0}, {"stride": 4}, {"stride": 4, "long_texts": "head_tail"}):
+        with pytest.raises(ConfigError, match="stride"):
+            ClassificationTask(**options)
 
 
 def texts_of_length(*lengths: int) -> list[TextExample]:

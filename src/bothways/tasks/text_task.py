@@ -241,6 +241,10 @@ class LongTextTask(TextTask[P]):
 
     def __post_init__(self) -> None:
         require_at_least(1, "task", stride=self.stride)
+        if self.stride is not None and self.long_texts != "windows":
+            message = f"is of windows, and long_texts is {self.long_texts!r}"
+            fix = "Set stride=none, or long_texts=windows."
+            raise ConfigError(message, where="task.stride", fix=fix)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
         """Return the example that consists of these texts; see `Task.from_texts`.
