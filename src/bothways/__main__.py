@@ -8,10 +8,10 @@ def main() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:  # not if the shell lets Ctrl-C be ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from bothways.cli.main import main
+    from bothways.cli.main import run_command_line
 
     signal.signal(signal.SIGINT, handler)
-    main()
+    run_command_line()
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def run_command(
                 io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf8", line_buffering=True
             )
             try:
-                cli.main()
+                cli.run_command_line()
             except SystemExit as ended:
                 status = ended.code or 0
             finally:

@@ -134,7 +134,7 @@ def test_an_option_with_a_dash_is_not_taken_for_a_file(line, option):
 def test_the_command_prints_the_message(line, message, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bothways", *line.split()])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.run_command_line()
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(message)
 
@@ -308,7 +308,7 @@ def test_an_error_that_no_job_expects_is_no_traceback(error, monkeypatch, capsys
     monkeypatch.setattr(cli, "app", failing)
     monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.run_command_line()
     said = capsys.readouterr().err
     assert ended.value.code == 2
     if isinstance(error, OSError):
@@ -333,7 +333,7 @@ def test_an_error_of_every_rank_is_printed_once(rank, on_every_rank, printed, mo
     monkeypatch.setattr(cli, "app", failing)
     monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.run_command_line()
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("is wrong") == printed
 
@@ -373,5 +373,5 @@ def test_the_home_folder_is_found_where_the_shell_leaves_it_to_us(word, path, mo
     monkeypatch.setattr(cli, "app", lambda words, **_: given.extend(words))
     monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     monkeypatch.setattr(sys, "argv", ["bothways", word, "--text=a~/b", "~"])
-    cli.main()
+    cli.run_command_line()
     assert given == [path, "--text=a~/b", "~"]

@@ -18,13 +18,13 @@ import contextlib, io, json, sys
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *rest: None if name in {OPTIONAL} else find(name, *rest)
-from bothways.cli.main import main
+from bothways.cli.main import run_command_line
 results = []
 for words in json.loads(sys.argv.pop()):
     sys.argv[1:], status, out, err = words, 0, io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main()
+            run_command_line()
         except SystemExit as ended:
             status = ended.code
     results.append((status, out.getvalue(), err.getvalue()))

@@ -159,7 +159,7 @@ def test_a_name_that_no_system_allows_is_one_message(place, monkeypatch, capsys)
     ):
         monkeypatch.setattr("sys.argv", ["bothways", *words])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            cli.run_command_line()
         message = capsys.readouterr().err.splitlines()[-2:]
         assert ended.value.code == 2
         assert message[0].startswith("error: x")

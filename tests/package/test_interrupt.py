@@ -52,7 +52,7 @@ def test_an_interruption_ends_with_130(event, monkeypatch, capsys):
     monkeypatch.setattr("bothways.cli.inspection._find", interrupted)
     monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-base"])
     with pytest.raises(SystemExit) as status:
-        cli.main()
+        cli.run_command_line()
     assert status.value.code == cli.INTERRUPTED
     assert capsys.readouterr().err == "interrupted\n"
     if event in ENDING:
@@ -66,7 +66,7 @@ def test_what_is_ignored_stays_so_and_a_rank_has_no_handler(rank, monkeypatch, c
         monkeypatch.setenv("RANK", "1")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-tiny"])
-    cli.main()
+    cli.run_command_line()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     assert (signal.getsignal(signal.SIGTERM) == signal.SIG_DFL) == rank
     assert "bert-tiny" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 import bothways
-from bothways.cli.main import app, import_for_help, main, rename_options
+from bothways.cli.main import app, import_for_help, rename_options, run_command_line
 from bothways.cli.predict import predict
 from bothways.core.errors import ConfigError
 from bothways.tasks.catalogue import ALL_TASKS, TASKS
@@ -82,7 +82,7 @@ def test_a_setting_with_dashes_does_not_take_the_next_option_for_its_value(words
 def test_help_before_a_command_is_its_help(monkeypatch, capsys):
     for words in (["help", "tokenizer", "train"], ["tokenizer", "train", "--help"]):
         monkeypatch.setattr("sys.argv", ["bothways", *words])
-        main()
+        run_command_line()
     first, second = capsys.readouterr().out.split("Usage: ")[1:]
     assert first == second
 

@@ -32,7 +32,7 @@ def test_output_is_written_in_any_encoding_and_width(
     monkeypatch.setattr(sys, "argv", ["bothways", *words])
     monkeypatch.setattr(sys, "stdout", Terminal(written, encoding=encoding))
     monkeypatch.setenv("COLUMNS", columns)
-    cli.main()
+    cli.run_command_line()
     sys.stdout.flush()
     assert shown in written.getvalue().decode("latin-1")
     assert capsys.readouterr().err == ""
@@ -44,7 +44,7 @@ def test_characters_that_the_encoding_lacks_stay_valid_json(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal(written, encoding="ascii"))
     monkeypatch.setattr(cli, "app", lambda *_, **__: print(json.dumps(text, ensure_ascii=False)))
     monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
-    cli.main()
+    cli.run_command_line()
     assert json.loads(written.getvalue()) == text
 
 
@@ -64,7 +64,7 @@ def test_files_and_pipes_get_utf8_in_every_locale(stream, chosen, encoding, monk
     monkeypatch.setattr(sys, "stdout", stream(written, encoding="gb18030"))
     monkeypatch.setattr(cli, "app", lambda *_, **__: print("中文"))
     monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
-    cli.main()
+    cli.run_command_line()
     assert written.getvalue().decode(encoding) == "中文\n"
 
 
@@ -77,6 +77,6 @@ def test_a_machine_without_a_temporary_folder_is_one_message(monkeypatch, capsys
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.run_command_line()
     said = capsys.readouterr().err
     assert (ended.value.code, "/nowhere" in said, "TMPDIR" in said) == (2, True, True)

@@ -80,7 +80,7 @@ def command(words: list[str], errors: Path) -> None:
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
     sys.argv = ["bothways", *words]
-    cli.main()
+    cli.run_command_line()
 
 
 def run_rank(rank: int, world: int, port: int, words: list[str]) -> None:

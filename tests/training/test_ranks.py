@@ -397,7 +397,7 @@ def test_a_lost_rank_is_one_message(error, monkeypatch, capsys):
     monkeypatch.setattr(cli, "app", lambda *_, **__: lose())
     monkeypatch.setattr(cli, "rename_options", lambda _, words: words)
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.run_command_line()
     assert ended.value.code == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: step 812: rank 3 has lost contact with another rank")

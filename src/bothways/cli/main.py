@@ -244,7 +244,7 @@ def _interrupt_on_signals() -> None:
             signal.signal(number, interrupt)
 
 
-def main() -> None:
+def run_command_line() -> None:
     """Run the command line; exit with 0, 2 (an error the user can fix), 1 (another rank of the run
     is lost, or a traceback) or 130 (interrupted, by Ctrl-C or another signal).
     """

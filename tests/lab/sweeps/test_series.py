@@ -268,7 +268,7 @@ def test_sweep_and_compare_commands(base, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bothways", *line])
     with monkeypatch.context() as patch:
         interrupt_score(patch, number=signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):  # `cli.main` makes its exit status of it
+        with pytest.raises(KeyboardInterrupt):  # `run_command_line` makes its exit status of it
             run_line(*line, "training.until=8 steps", "training.evaluate=2 steps")
     assert ". To resume: bothways finetune" in capsys.readouterr().err
     assert not [*Path("many").glob("seeds.json"), *Path("many").glob("model")]
