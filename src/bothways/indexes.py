@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -133,8 +134,8 @@ def build_index(  # noqa: PLR0913 – one option per question
                 items, prompt=record.prompts[1], normalize_embeddings=record.normalised,
                 counts=counts,
             ),
-            reporter, delete=tuple(str(plain_value(name)) for name in names), bm25=bm25,
-            graph=graph,
+            reporter, delete=tuple(_id_text(plain_value(name)) for name in names),
+            bm25=bm25, graph=graph,
         )  # fmt: skip
         for warning in counts.warnings:
             reporter.message(warning)
@@ -182,8 +183,18 @@ def _document(
     if text is None and "_id" in row and row.get("title"):
         content = f"{row['title']} {content}".strip()
     name = next((key for key in ("_id", "id") if key in row), None) if id is None else id
-    value = default if name is None else cell_of(row, name, where)
-    return None if value is None else str(value), content
+    if name is None:
+        return default, content
+    value = cell_of(row, name, where)
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # as pandas marks it
+        fix = "Give each text an id of its own, or leave the column out."
+        raise DataError(f"has no id in the column {name!r}", where=where, fix=fix)
+    return _id_text(value), content
+
+
+def _id_text(value: Any) -> str:
+    """Return an id as text: 7.0, which pandas makes of 7 in a column with absent ones, is "7"."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 @checked

@@ -8,6 +8,7 @@ import functools
 import gc
 import itertools
 import json
+import logging
 import os
 import pickle
 import random
@@ -456,6 +457,11 @@ def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces():
         assert np.all(np.diff(values) <= 0)
 
 
+def test_counting_words_writes_nothing_into_the_log_of_a_program():
+    ranking.build_bm25(["a cat"])
+    assert logging.getLogger("bm25s").level == logging.NOTSET
+
+
 def test_an_index_that_was_emptied_still_counts_words(tmp_path):
     pytest.importorskip("bm25s")
     add(tmp_path / "index", {"a": "a dog"}, bm25=True)
@@ -472,6 +478,19 @@ def test_texts_without_an_id_get_numbers_that_no_document_has(tmp_path):
     named = {index.ids[row].decode(): text for row, text in enumerate(index.texts(range(6)))}
     numbers = {"2": "new", "5": "newer", "6": "newest"}
     assert named == {"1": "one", "3": "three", "4": "four"} | numbers
+
+
+@pytest.mark.parametrize("absent", [None, float("nan")])
+def test_a_row_without_its_id_is_no_document_with_a_number(absent, tmp_path, masked):
+    rows = [{"id": 1.0, "text": "one"}, {"id": absent, "text": "two"}]  # as pandas has 1 and None
+    with pytest.raises(DataError) as error:
+        [*read_texts(rows)]
+    assert error.value.where == "text 2"
+    bothways.build_index(rows[:1], masked, out=tmp_path, progress=False)
+    index = bothways.build_index([{"id": 1, "text": "new"}], out=tmp_path, progress=False)
+    assert [hit.text for hit in index.search("one")] == ["new"]  # of the same document
+    emptied = bothways.build_index([], out=tmp_path, delete=[1.0], progress=False)
+    assert len(emptied) == 0
 
 
 def test_a_row_without_the_column_of_the_text_names_its_own():

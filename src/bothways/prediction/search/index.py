@@ -313,8 +313,7 @@ class Index:
         if self.record.bm25 is None:
             fix = f"Build the index with {argument(bm25=True)}."
             raise ConfigError("the index was built without BM25", where="mode", fix=fix)
-        with optional("search", "BM25"):
-            import bm25s
+        bm25s = ranking.load_bm25s()
         # numba, which the file could ask for, reads beyond the ends of arrays.
         folder = self.folder / f"bm25-{self.record.bm25}"
         return bm25s.BM25.load(folder, mmap=True, backend="numpy")

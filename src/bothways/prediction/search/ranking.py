@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence as Many
@@ -290,10 +291,19 @@ def search_words(text: str) -> list[str]:
     return [word for word in _words().findall(text) if word not in STOPWORDS_EN]
 
 
-def build_bm25(texts: Iterable[str]) -> Any:
-    """Return the indexed scorer of bm25s for at least one text; ResourceError without bm25s."""
+@functools.cache
+def load_bm25s() -> Any:
+    """Return the module bm25s; ResourceError without it."""
     with optional("search", "BM25"):
         import bm25s
+    # It writes each of its steps into the log of every program that has one.
+    logging.getLogger("bm25s").setLevel(logging.NOTSET)
+    return bm25s
+
+
+def build_bm25(texts: Iterable[str]) -> Any:
+    """Return the indexed scorer of bm25s for at least one text; ResourceError without bm25s."""
+    bm25s = load_bm25s()
     ids, documents = dict[str, int](), list[list[int]]()
     for text in texts:
         documents.append([ids.setdefault(word, len(ids)) for word in search_words(text)])
