@@ -254,6 +254,31 @@ def test_a_part_that_is_missing_is_never_random_in_silence(prefix, message, tmp_
         load_model(folder)
 
 
+def test_names_of_another_program_and_other_sizes_are_no_damage(tmp_path):
+    def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {f"backbone.{name}": tensors[name] for name in tensors}
+
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "wrapped", rename)
+    with pytest.raises(FolderError, match=r"\n  .*such as \S*backbone\.embeddings"):
+        load_model(folder)
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "sizes")
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 7}))
+    with pytest.raises(FolderError, match=r"of another shape: .*\n  Correct config\.json"):
+        load_model(folder)
+
+
+def test_labels_with_two_orders_are_a_warning(tmp_path, caplog):
+    folder = folder_of(peer("Bert", "ForSequenceClassification"), tmp_path / "theirs")
+    file = folder / "config.json"
+    orders = {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": "2", "c": 1}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | orders))
+    assert load_model(folder).labels == ("a", "b", "c")
+    assert caplog.messages == [
+        f"{folder}: label2id in config.json disagrees with id2label, which is used, on b, c"
+    ]
+
+
 def test_an_adapter_within_a_model_is_to_be_merged(tmp_path):
     """As of a base model that PEFT has changed and that is saved as if it was whole."""
 

@@ -50,6 +50,8 @@ from bothways.hub.resolve import (
 )
 from bothways.hub.weight_files import (
     AGAIN,
+    NO_PLACE,
+    NOT_KNOWN,
     LoadReport,
     Weights,
     head_of,
@@ -241,6 +243,10 @@ def load_model(
     model.kept = {"config.json": config.kept, PROGRAM: program}
     with_labels = [h for h in selected if h.label_count is not None and h.kind not in fresh]
     labels = config.labels() if with_labels else ()
+    numbers = config.raw.get("label2id") or {}
+    if other := [x for at, x in enumerate(labels) if str(numbers.get(x, at)) != str(at)]:
+        message = "%s: label2id in config.json disagrees with id2label, which is used, on %s"
+        logger.warning(message, folder, listed(other))
     record = object_in(folder / hf_config.RECORD)
     require_types(record, folder / hf_config.RECORD, untrained=list)
     untrained = tuple(kind for kind in kinds if kind in (record.get(UNTRAINED) or ()))
@@ -275,10 +281,18 @@ def build_model(
         kinds = {head_of(subject) for module_names in names_of.values() for subject in module_names}
         if None in kinds:
             subject, fix = "the encoder", AGAIN
+            strangers = [
+                name for name, why in report.unused.items() if why in (NO_PLACE, NOT_KNOWN)
+            ]
             if any(".base_layer." in name for name in weights.shapes):  # the names of PEFT
                 fix = (
                     "An adapter is not merged: call merge_and_unload of PEFT, then save the model."
                 )
+            elif report.misshapen:
+                fix = "Correct config.json, whose numbers are those of another model."
+            elif strangers and report.missing:  # a module of another program around the model
+                fix = f"The file has other names, such as {strangers[0]}: "
+                fix += "save the model inside by save_pretrained, or rename its tensors."
         else:
             lacking = sorted({head.kind for head in specification} & kinds)
             subject = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
