@@ -89,6 +89,7 @@ REFUSED: dict[tuple[int, str], list[tuple[str, dict[str, Any]]]] = {
         ("/rerank", {"query": "a", "texts": ["b"], "top_n": -1}),
         ("/models/fill", {"inputs": "[MASK]", "parameters": {"top_k": 100}}),
         ("/models/tag", {"inputs": "a", "parameters": {"aggregation_strategy": "sum"}}),
+        ("/models/tag", {"inputs": "a", "parameters": {"ignore_labels": ["MISC"]}}),
         ("/models/classify", {"inputs": "a", "truncate": False, "parameters": {"truncate": 3}}),
         ("/", {"inputs": "a"}),
         ("/", {"inputs": "a", "model": 3}),

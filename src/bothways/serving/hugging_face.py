@@ -28,6 +28,7 @@ from bothways.tasks.predictions import (
     prediction_type,
 )
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.tagging.task import TaggingTask
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -240,6 +241,12 @@ def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
 def _token_classification(models: Models, request: TaggingRequest) -> shapes.Query:
     model, parameters = models.choose(request.model), request.parameters
     ignored, by_word = parameters.ignore_labels, parameters.aggregation_strategy == "none"
+    task = model.task_model.task
+    assert isinstance(task, TaggingTask)
+    if not by_word and "O" not in ignored and task.spells(model.task_model.labels):
+        message = "ignore_labels must have 'O': words outside of entities are no group; they are "
+        message += "listed with aggregation_strategy 'none'"
+        raise RequestError("invalid", message, param="parameters.ignore_labels")
 
     def group(e: Entity) -> EntityGroup:
         return EntityGroup(
