@@ -285,6 +285,10 @@ def test_streams_are_lazy(predictors):
 def test_inputs_of_another_shape_are_one_message(predictors):
     with pytest.raises(DataError, match="input 2: is of type int: it must be a text"):
         predictors["classify"](["a", 5])
+    with pytest.raises(DataError, match="input 1: is of type tuple with NoneType"):
+        predictors["classify"]([("a", None)])
+    with pytest.raises(DataError, match="input 1: is of type tuple"):  # not a text without company
+        predictors["classify"](("a", []))
     with pytest.raises(DataError, match="input 1: is one text, and the task 'answer' needs"):
         predictors["answer"]("who?")
     needs = r"input 1: is 2 texts, and the task 'tag' needs one text, or words: \{\"words\""

@@ -695,7 +695,7 @@ def _read_row(
             return task.from_texts((value,), where=location)
         case (str(),) | (str(), str()):
             return task.from_texts(tuple(value), where=location)
-        case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
+        case (str(query), [str(), *_] as documents) if all(isinstance(x, str) for x in documents):
             return task.from_texts((query, *documents), where=location)
         case Mapping():
             # Numbers, as pandas has them. Others are not copied: the server counts what is read.
@@ -706,5 +706,8 @@ def _read_row(
             return value
         case _:
             allowed = "a text, a tuple of two texts or of a query and its documents, or a dict"
-            message = f"is of type {type(value).__name__}: it must be {allowed}"
+            items = value if isinstance(value, list | tuple) else ()
+            parts = [x for item in items for x in (item if isinstance(item, list) else [item])]
+            wrong = [f" with {type(x).__name__}" for x in parts if not isinstance(x, str)]
+            message = f"is of type {type(value).__name__}{''.join(wrong[:1])}: it must be {allowed}"
             raise DataError(message, where=location)
