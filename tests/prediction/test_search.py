@@ -541,6 +541,17 @@ def test_texts_that_are_cut_are_counted(tmp_path, masked):
     assert "1 of 3 examples (33.3%) was longer than the model reads, and was cut" in heard.text
 
 
+@pytest.mark.parametrize(("stored", "noted"), [("int8", True), ("binary", True), ("bf16", False)])
+def test_vectors_beyond_the_range_of_the_first_are_named(stored, noted, tmp_path):
+    record, heard = dataclasses.replace(RECORD, stored=stored), Heard()
+    add(tmp_path / "index", {"a": "one", "b": "two"}, record=record)
+    texts = [(name, name) for name in "cdefgh"]
+    change_index(tmp_path / "index", record, texts, embed, heard)
+    assert "were cut" not in heard.text
+    change_index(tmp_path / "index", record, texts, lambda t: 30 * embed(t), heard)
+    assert ("note: 6 vectors had components beyond" in heard.text) == noted
+
+
 def test_documents_too_few_for_a_graph_are_named(tmp_path):
     heard = Heard()
     index = change_index(tmp_path / "index", RECORD, [("a", "one")], embed, heard, graph=True)

@@ -231,7 +231,7 @@ class _Change:
         shape, dtype = (rows, record.width), ranking.DTYPES[record.stored]
         codes = files.create_array(path, dtype, shape)
         self.progress.stage("embedding", self.added)
-        signs = list[NDArray[np.uint64]]()
+        signs, cut = list[NDArray[np.uint64]](), 0
         with self.path("texts", "jsonl").open("rb") as file:
             texts = (json.loads(line)["text"] for line in file)
             for start in range(0, self.added, WINDOW):
@@ -241,10 +241,18 @@ class _Change:
                     scale = ranking.choose_scale(vectors)
                     self.record = record = dataclasses.replace(record, scale=scale)
                 stored = ranking.compress(vectors, record.stored, record.scale)
+                if stored.dtype == np.int8:
+                    cut += int((np.abs(vectors).max(1) > 127.5 * record.scale).sum())
                 codes[start : start + len(vectors)] = stored
                 if record.stored == "binary":
                     signs.append(ranking.signs(vectors))
                 self.progress.advance(start + len(vectors))
+        # Of vectors like the first ones, one in 4,096 has a larger component than all of these.
+        if cut > self.added / 100:
+            message = f"note: {quantity(cut, 'vector(s)')} had components beyond the range of "
+            message += f"{record.stored}, which the first {WINDOW:,} documents chose, and were cut: "
+            message += "scores differ. Build the index anew, in another order or as bf16."
+            self.progress.message(message)
         start = self.added
         for position in joined:
             assert self.index is not None
