@@ -277,6 +277,9 @@ def test_labels_with_two_orders_are_a_warning(tmp_path, caplog):
     assert caplog.messages == [
         f"{folder}: label2id in config.json disagrees with id2label, which is used, on b, c"
     ]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"label2id": ["a", "b", "c"]}))
+    with pytest.raises(FolderError, match="label2id"):
+        load_model(folder)
 
 
 def test_an_adapter_within_a_model_is_to_be_merged(tmp_path):

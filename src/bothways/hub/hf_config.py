@@ -103,6 +103,7 @@ class HFConfig:
 
     def labels(self) -> tuple[str, ...]:
         """Return the names of a label or tag head's outputs; FolderError if settings disagree."""
+        require_types(self.raw, self.where, label2id=dict)
         names = self.raw.get("id2label")
         if names is not None and (
             not isinstance(names, dict)

@@ -229,8 +229,8 @@ def load_model(
     selected = tuple(head for head in requested if head.kind not in faults)
     kinds = {head.kind for head in selected}
     if absent := sorted({*fresh} - kinds):
-        heads = ", ".join(sorted(kinds)) or "none"
-        message = f"{', '.join(absent)} must be among the model's heads: {heads}"
+        names = ", ".join(sorted(kinds)) or "none"
+        message = f"{', '.join(absent)} must be among the model's heads: {names}"
         raise ConfigError(message, where="fresh", fix="Leave it out.")
     # Fresh heads that read a pooler: if the folder was saved without one, it is fresh, too.
     reading = [h for h in selected if h.kind in fresh and h.reads_pooler(config.encoder)]

@@ -250,8 +250,8 @@ class _Change:
         # Of vectors like the first ones, one in 4,096 has a larger component than all of these.
         if cut > self.added / 100:
             message = f"note: {quantity(cut, 'vector(s)')} had components beyond the range of "
-            message += f"{record.stored}, which the first {WINDOW:,} documents chose, and were cut: "
-            message += "scores differ. Build the index anew, in another order or as bf16."
+            message += f"{record.stored}, which the first {WINDOW:,} documents chose, and were "
+            message += "cut: scores differ. Build the index again, in another order or as bf16."
             self.progress.message(message)
         start = self.added
         for position in joined:
