@@ -186,7 +186,7 @@ def _document(
     if name is None:
         return default, content
     value = cell_of(row, name, where)
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # as pandas marks it
+    if value in (None, "") or (isinstance(value, float) and math.isnan(value)):
         fix = "Give each text an id of its own, or leave the column out."
         raise DataError(f"has no id in the column {name!r}", where=where, fix=fix)
     return _id_text(value), content

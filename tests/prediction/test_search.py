@@ -480,7 +480,7 @@ def test_texts_without_an_id_get_numbers_that_no_document_has(tmp_path):
     assert named == {"1": "one", "3": "three", "4": "four"} | numbers
 
 
-@pytest.mark.parametrize("absent", [None, float("nan")])
+@pytest.mark.parametrize("absent", [None, float("nan"), ""])
 def test_a_row_without_its_id_is_no_document_with_a_number(absent, tmp_path, masked):
     rows = [{"id": 1.0, "text": "one"}, {"id": absent, "text": "two"}]  # as pandas has 1 and None
     with pytest.raises(DataError) as error:
