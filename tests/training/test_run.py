@@ -13,7 +13,7 @@ import torch
 from bothways.core.errors import CheckpointError, ConfigError, DivergedError
 from bothways.training.checkpoint import Best, FolderStore, Keep, checkpoints, read_checkpoint
 from bothways.training.run import Target, TrainingPhase
-from bothways.training.schedules import Hours, Steps
+from bothways.training.schedules import Hours, Linear, Steps
 from bothways.training.trackers import STEPS, JsonLines
 from heard_progress import Heard
 from toy_training import (
@@ -292,6 +292,14 @@ def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):
     assert session(tmp_path).steps == 14
     assert metric_lines(tmp_path)[0]["step"] == 2
     assert os.listdir(tmp_path / "tensorboard")
+
+
+@pytest.mark.parametrize(("steps", "warmup", "warned"), [(1, 0.1, 1), (2, 0.1, 0), (1, 0.0, 0)])
+def test_a_run_of_one_update_at_a_rate_of_0_is_a_warning(steps, warmup, warned, tmp_path):
+    heard = Heard()
+    training = bare(until=Steps(steps), schedule=Linear(warmup))
+    run_toy(tmp_path, training, progress=heard)
+    assert len([line for line in heard.messages if line.startswith("warning: the only")]) == warned
 
 
 def test_a_run_shows_its_training_and_its_evaluations(tmp_path):

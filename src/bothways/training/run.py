@@ -321,6 +321,10 @@ class TrainingRun:
             state = self._restore()
             with self.store.session(self.plan, state, training.trackers) as self._session:
                 state = self._train_phases(state)
+            if state.steps == 1 and self._schedule(schedules.RunState()) == 0:
+                message = "warning: the only update had the rate 0, with which a warm-up begins: "
+                message += "nothing was learned. Give the run more updates, or a warm-up of 0"
+                self.progress.message(message)
             # All wait: where a rank ends, torchrun and Slurm kill the others, even one that saves.
             # A signal in the last step counts: a caller with more runs must not begin the next.
             if any(on_all_ranks(self.plan, lambda: bool(self._session.signals))):
