@@ -707,7 +707,7 @@ def _read_row(
         case _:
             allowed = "a text, a tuple of two texts or of a query and its documents, or a dict"
             items = value if isinstance(value, list | tuple) else ()
-            parts = [x for item in items for x in (item if isinstance(item, list) else [item])]
+            parts = [x for y in items for x in (y if isinstance(y, list) and y else [y])]
             wrong = [f" with {type(x).__name__}" for x in parts if not isinstance(x, str)]
             message = f"is of type {type(value).__name__}{''.join(wrong[:1])}: it must be {allowed}"
             raise DataError(message, where=location)
