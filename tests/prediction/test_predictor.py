@@ -287,7 +287,7 @@ def test_inputs_of_another_shape_are_one_message(predictors):
         predictors["classify"](["a", 5])
     with pytest.raises(DataError, match="input 1: is of type tuple with NoneType"):
         predictors["classify"]([("a", None)])
-    with pytest.raises(DataError, match="input 1: is of type tuple"):  # not a text without company
+    with pytest.raises(DataError, match="input 1: a tuple with a list needs"):  # not a text alone
         predictors["classify"](("a", []))
     with pytest.raises(DataError, match="input 1: is one text, and the task 'answer' needs"):
         predictors["answer"]("who?")

@@ -8,7 +8,6 @@ import functools
 import gc
 import itertools
 import json
-import logging
 import os
 import pickle
 import random
@@ -457,9 +456,10 @@ def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces():
         assert np.all(np.diff(values) <= 0)
 
 
-def test_counting_words_writes_nothing_into_the_log_of_a_program():
+def test_counting_words_writes_nothing_into_the_log_of_a_program(caplog):
+    pytest.importorskip("bm25s")
     ranking.build_bm25(["a cat"])
-    assert logging.getLogger("bm25s").level == logging.NOTSET
+    assert not caplog.records
 
 
 def test_an_index_that_was_emptied_still_counts_words(tmp_path):

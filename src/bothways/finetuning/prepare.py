@@ -205,7 +205,7 @@ def prepare_run(
     )
     notes = [
         *check_few_shot(data.sequences, settings.few_shot),
-        *check_partners(data, settings),
+        *check_positives(data, settings),
         *scale_outputs(model, data.task.output_scale(data.train_examples), "labels" not in fresh),
     ]
     apply_stability(model, settings.stability, settings.seed, fresh)
@@ -377,8 +377,8 @@ def _task_model(
     return task_model
 
 
-def check_partners(data: LabelledData, settings: FinetuneConfig) -> list[Finding]:
-    """Warn of vectors of classes if most texts of a step have no other of their class in it."""
+def check_positives(data: LabelledData, settings: FinetuneConfig) -> list[Finding]:
+    """Warn if most texts of a step have no positive, another text of their class."""
     loss = data.task.loss if isinstance(data.task, SentenceEmbeddingTask) else None
     if not isinstance(loss, SupervisedContrastive) or not isinstance(settings.batch, ExampleBudget):
         return []

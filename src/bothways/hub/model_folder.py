@@ -281,17 +281,15 @@ def build_model(
         kinds = {head_of(subject) for module_names in names_of.values() for subject in module_names}
         if None in kinds:
             subject, fix = "the encoder", AGAIN
-            strangers = [
-                name for name, why in report.unused.items() if why in (NO_PLACE, NOT_KNOWN)
-            ]
+            unplaced = [name for name, why in report.unused.items() if why in (NO_PLACE, NOT_KNOWN)]
             if any(".base_layer." in name for name in weights.shapes):  # the names of PEFT
                 fix = (
                     "An adapter is not merged: call merge_and_unload of PEFT, then save the model."
                 )
             elif report.misshapen:
-                fix = "Correct config.json, whose numbers are those of another model."
-            elif strangers and report.missing:  # a module of another program around the model
-                fix = f"The file has other names, such as {strangers[0]}: "
+                fix = "Correct config.json: its sizes are another model's."
+            elif unplaced and report.missing:  # a module of another program around the model
+                fix = f"The file has other names, such as {unplaced[0]}: "
                 fix += "save the model inside by save_pretrained, or rename its tensors."
         else:
             lacking = sorted({head.kind for head in specification} & kinds)

@@ -695,7 +695,10 @@ def _read_row(
             return task.from_texts((value,), where=location)
         case (str(),) | (str(), str()):
             return task.from_texts(tuple(value), where=location)
-        case (str(query), [str(), *_] as documents) if all(isinstance(x, str) for x in documents):
+        case (str(), []):
+            message = "a tuple with a list needs a query with documents, and the list is empty"
+            raise DataError(message, where=location)
+        case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
             return task.from_texts((query, *documents), where=location)
         case Mapping():
             # Numbers, as pandas has them. Others are not copied: the server counts what is read.
@@ -707,7 +710,7 @@ def _read_row(
         case _:
             allowed = "a text, a tuple of two texts or of a query and its documents, or a dict"
             items = value if isinstance(value, list | tuple) else ()
-            parts = [x for y in items for x in (y if isinstance(y, list) and y else [y])]
+            parts = [x for y in items for x in (y if isinstance(y, list) else [y])]
             wrong = [f" with {type(x).__name__}" for x in parts if not isinstance(x, str)]
             message = f"is of type {type(value).__name__}{''.join(wrong[:1])}: it must be {allowed}"
             raise DataError(message, where=location)

@@ -68,7 +68,7 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
                     f"{text!r} is a {'folder' if folder else 'file'}, and settings follow here"
                 )
                 name = argument(corpus="FOLDER") if folder else argument(dev="FILE")
-                fix = f"Give it by its name, such as {name}; the help of the command has all."
+                fix = f"Give it by its name, such as {name}; the help of the command lists all."
             raise ConfigError(message, fix=fix)
         path, value = path.strip(), value.strip()
         if len(value) > 1 and value[0] == value[-1] == '"':
