@@ -127,6 +127,15 @@ def test_signs_of_scores(value, baseline, direction, answers, signs):
     assert len(signs_of({"m": value}, baseline, "m", direction, answers)) == signs
 
 
+@pytest.mark.parametrize(
+    ("value", "direction", "signs"),
+    [(0.4, "highest", 1), (0.5, "highest", 0), (0.6, "lowest", 1), (0.5, "lowest", 0)],
+)
+def test_a_run_that_is_worse_than_its_start(value, direction, signs):
+    found = signs_of_scores({"m": value}, {}, "m", direction, ["a", "b"], 2, {"m": 0.5})
+    assert len(found) == signs
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "em"])
 def test_one_answer_that_is_right_for_all_is_none(metric):
     """As for a file that was sorted before it was cut: training says the other label, the model the right one."""

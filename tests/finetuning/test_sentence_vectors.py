@@ -43,6 +43,7 @@ from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.sentence_embedding.vectors import retrieval
 from bothways.training.loop import VectorStep
 from bothways.training.parallel import Plan
+from heard_progress import Heard
 from spread import in_turn
 from toy_folder import BAD, FILLERS, GOOD, make_folder, make_sentence_encoder
 from toy_training import enter_ranks, equal, on_ranks
@@ -120,6 +121,7 @@ def test_each_form_of_data_is_learned_and_saved(form, model, tmp_path):
     result = bothways.finetune(model, make(96, 0), dev, "embed", epochs=4, **FAST)
     untrained = bothways.load(model, "embed", device="cpu", loss={"kind": loss})
     before = untrained.evaluate(dev)[metric]
+    assert result.before[metric] == pytest.approx(before, abs=1e-6)
     assert result.task_model.task.loss.kind == loss
     assert result.metrics[metric] > max(1.5 * before, before + 0.05)
     folder = result.save(tmp_path / "saved")
@@ -172,6 +174,26 @@ def test_gradients_of_microbatches_are_those_of_one_graph(model, tokens, loss):
     for name, parameter in bound.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_vectors_that_training_made_worse_are_told(model, tmp_path):
+    """Also by a run that is resumed, whose weights are no longer those of its start."""
+    heard = Heard()
+    options = {**FAST, "dev": scored(60, 1), "task": "embed", "out": tmp_path / "run"}
+    trained = bothways.finetune(model, scored(96, 0), epochs=4, **options)
+    options |= {"out": tmp_path / "worse", "lr": 1.0, "progress": heard}
+    start = trained.folder
+    worse = bothways.finetune(start, scored(96, 0), until="2 steps", **options)
+    assert worse.before["spearman"] == pytest.approx(trained.metrics["spearman"], abs=1e-6)
+    assert f"before training: spearman {worse.before['spearman']:.4f}" in heard.text
+    again = bothways.finetune(start, scored(96, 0), until="3 steps", resume=True, **options)
+    assert again.before == worse.before
+    for run in (worse, again):
+        assert run.metrics["spearman"] < run.before["spearman"]
+        assert any("worse than before training" in reason for reason in run.failure.reasons)
+        assert "before training" in run._repr_html_()
+    facts = json.loads((worse.folder / "bothways.json").read_text())
+    assert facts["before"] == worse.before
 
 
 def finetune_on_rank(

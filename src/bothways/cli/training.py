@@ -344,11 +344,9 @@ def conclude_finetuning(done: FinetuneResult, out: Path) -> None:
     if done.failure is not None:
         write_stderr(f"warning: {done.failure}")
     if done.metrics:
-        # The metrics next to the majority baseline's, where that has them.
         columns = {"model": done.metrics}
-        if done.baseline.keys() & done.metrics.keys():
-            baseline = {name: done.baseline.get(name, math.nan) for name in done.metrics}
-            columns["majority baseline"] = baseline
+        for name, compared in done.compared().items():
+            columns[name] = {metric: compared.get(metric, math.nan) for metric in done.metrics}
         options.show_tables(
             options.metric_table(
                 "Best checkpoint on the dev data",

@@ -141,11 +141,13 @@ def signs_of_scores(
     direction: Direction,
     answers: Many[Any],
     count: int,
+    before: Metrics | None = None,
 ) -> tuple[str, ...]:
     """Return the signs of a failed run in the dev metrics; none if one answer is right for all.
 
     Args:
         answers: a single one if all `count` dev examples have it.
+        before: dev metrics of the model before training, where that had all of its weights.
     """
     if baseline.get("accuracy") == 1 or any(metrics.get(name) == 1 for name in _PERFECT):
         return ()
@@ -159,6 +161,9 @@ def signs_of_scores(
     if expected is not None and better * value <= better * expected:
         majority = f"the majority baseline, {expected:.4f}"
         signs.append(f"its {metric} on the dev data, {value:.4f}, is not better than {majority}")
+    if before and better * value < better * before[metric]:
+        earlier = f"before training, {before[metric]:.4f}"
+        signs.append(f"its {metric} on the dev data, {value:.4f}, is worse than {earlier}")
     return tuple(signs)
 
 
@@ -171,6 +176,8 @@ class FinetuneResult:
         metrics: metrics of these weights on the dev data; empty without it.
         baseline: metrics of the majority baseline on the dev data, as far as it has them: of the
             best answer that does not depend on the input, such as the most frequent class.
+        before: dev metrics before training, of a model that began with all of its weights, such as
+            a sentence encoder; empty where a head began at random.
         progress: state at the end.
         settings: settings of the run, with the rate and the length that were chosen for it.
         history: (epochs, metrics) of every evaluation in this session.
@@ -191,6 +198,7 @@ class FinetuneResult:
     folder: Path | None = None
     card: Card | None = None
     baseline: Metrics = field(default_factory=dict)
+    before: Metrics = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, LowRankChange] = field(default_factory=dict, repr=False)
 
@@ -202,7 +210,12 @@ class FinetuneResult:
     def _repr_html_(self) -> str | None:
         steps = quantity(self.progress.steps, "step(s)")
         title = f"Fine-tuned for {self.task_model.task.name}, {steps}"
-        return metrics_html(title, {"dev": self.metrics, "majority baseline": self.baseline})
+        return metrics_html(title, {"dev": self.metrics, **self.compared()})
+
+    def compared(self) -> dict[str, Metrics]:
+        """Return what the metrics are compared with, by name, as far as it has any of them."""
+        named = {"before training": self.before, "majority baseline": self.baseline}
+        return {n: values for n, values in named.items() if values.keys() & self.metrics.keys()}
 
     def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
         """Return the model prepared for predictions.
@@ -234,6 +247,7 @@ class FinetuneResult:
             "early": self.progress.early,
             "date": today(),
             "metrics": dict(self.metrics),
+            "before": dict(self.before),
             "failure": list(self.failure.failed) if self.failure else [],
             **self.origin,
         }
@@ -360,6 +374,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         training, seed = prepare.training_of(settings, data), settings.ordered_by
         module, sequences = _trained(task_model, data, settings)
         evaluate = functools.partial(score, task_model, data, settings)
+        before = _score_start(run, progress)
         steps = train_loader(sequences, settings, seed, plan.rank, plan.world)
         torch.manual_seed(seed + 1 + plan.rank)
         phase = TrainingPhase(training.end, lambda state: ahead(steps, torch_device, state.cursor))
@@ -377,11 +392,10 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         )
         with learning_by_rows(task_model.model, torch_device, plan.world, training.optimizer):
             state = training_run.train()
-        history = tuple(
-            (epochs, {name.removeprefix("dev/"): value for name, value in metrics.items()})
-            for epochs, metrics in training_run.history
+        history = tuple((epochs, _unprefixed(metrics)) for epochs, metrics in training_run.history)
+        done = FinetuneResult(
+            task_model, {}, state, settings, history, findings=run.findings, before=before
         )
-        done = FinetuneResult(task_model, {}, state, settings, history, findings=run.findings)
         if parallel.is_main(plan) and training.keep.best is not None:
             progress.stage("reading the best weights")
             store.load_best(module, training.keep.best)
@@ -394,12 +408,29 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
             progress.message(f"note: ended at epoch {state.epochs:.4g}: {reason}")
         task_model.eval()
         _save(done, run, folder, progress)  # whatever may happen while it is scored
-        metrics, baseline, failure = _conclude(task_model, data, settings, progress)
+        metrics, baseline, failure = _conclude(task_model, data, settings, before, progress)
         done = dataclasses.replace(done, metrics=metrics, baseline=baseline, failure=failure)
         done = _save(done, run, folder, progress)
         if folder is not None and settings.dev is not None:
             _write_report(run, folder, progress)
         return done
+
+
+def _score_start(run: prepare.PreparedRun, progress: Progress) -> Metrics:
+    """Return the dev metrics of the model as it begins; none without dev data, or if a head of it
+    begins at random.
+    """
+    if not run.data.dev or run.fresh:
+        return {}
+    metrics = _unprefixed(score(run.task_model, run.data, run.settings, progress))
+    metric = run.settings.chosen_by
+    progress.message(f"before training: {metric} {metrics[metric]:.4f} on the dev data")
+    return metrics
+
+
+def _unprefixed(metrics: Metrics) -> Metrics:
+    """Return dev metrics of a record, "dev/accuracy", by their own names."""
+    return {name.removeprefix("dev/"): value for name, value in metrics.items()}
 
 
 def _trained(
@@ -455,6 +486,7 @@ def _conclude(
     task_model: TaskModel[Any, Any],
     data: LabelledData,
     settings: FinetuneConfig,
+    before: Metrics,
     progress: Progress,
 ) -> tuple[Metrics, Metrics, Failure | None]:
     """Tune a trained task on the dev data, score it, and look for signs of failure.
@@ -479,7 +511,7 @@ def _conclude(
         direction = settings.directions(data.task, data.labels)[metric]
         baseline = data.task.baseline(data.dev_examples)  # as in the report
         count = len(data.dev)
-        signs = signs_of_scores(metrics, baseline, metric, direction, answers, count)
+        signs = signs_of_scores(metrics, baseline, metric, direction, answers, count, before)
         reasons = signs if signs and unfinished else (*signs, *reasons)
         unfinished = unfinished and not signs
     return metrics, baseline, Failure(reasons, unfinished) if reasons else None
