@@ -259,10 +259,13 @@ def test_a_group_column_is_read_from_files_and_rows(tmp_path):
         read_split(dataclasses.replace(settings, dev=None, split=Split()))
 
 
-def test_a_group_needs_a_share():
+@pytest.mark.parametrize(
+    ("changes", "where"), [({"group": "user"}, "split.group"), ({"split.seed": 1}, "split.seed")]
+)
+def test_settings_of_a_split_need_a_share(changes, where):
     with interface("command"), pytest.raises(ConfigError, match="Give --dev 20%") as caught:
-        load_config(FinetuneConfig(model="m", train="t", dev="d.tsv"), {"group": "user"})
-    assert caught.value.where == "split.group"
+        load_config(FinetuneConfig(model="m", train="t", dev="d.tsv"), changes)
+    assert caught.value.where == where
 
 
 def test_questions_in_rows_are_numbered_as_in_files(tmp_path):

@@ -225,10 +225,11 @@ class FinetuneConfig:
 
     def _check_sources(self) -> None:
         """Raise ConfigError for settings of dev data that a run on files does not have."""
-        if self.split.group is not None and self.dev_part is None:
-            message = "groups the rows for a split, and dev is no share of the training data"
+        if self.split != Split() and self.dev_part is None:
+            message = "is of a split, and dev is no share of the training data"
             fix = f"Give {argument(dev='20%')}, or leave it out."
-            raise ConfigError(message, where="split.group", fix=fix)
+            name = "group" if self.split.group is not None else "seed"
+            raise ConfigError(message, where=f"split.{name}", fix=fix)
         if not self.train or self.dev is not None:
             return
         if self.training.early_stopping is not None:
