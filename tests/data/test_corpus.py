@@ -130,6 +130,7 @@ def test_it_holds_the_ids_of_the_plain_pipeline(tmp_path, tokenizer, min_tokens)
     assert left_out("min_tokens") == short > 0
     assert counts.documents + left_out("duplicates") + short == len(documents)
     assert left_out("duplicates") >= 1
+    assert f", left_out={left_out('duplicates') + short})" in repr(corpus)
     assert corpus.tokens.dtype == np.uint16
     assert corpus.sentences.dtype == corpus.documents.dtype == np.uint64
 

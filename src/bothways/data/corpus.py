@@ -91,9 +91,11 @@ class Corpus:
 
     def __repr__(self) -> str:
         counts = self.manifest.counts
+        dropped = self.manifest.read.documents - counts.documents  # duplicates, by a cleaning rule
         return (
             f"Corpus({str(self.folder)!r}, documents={counts.documents:,}, "
-            f"sentences={counts.sentences:,}, tokens={counts.tokens:,})"
+            f"sentences={counts.sentences:,}, tokens={counts.tokens:,}"
+            f"{f', left_out={dropped:,}' if dropped else ''})"
         )
 
     @classmethod
